@@ -105,6 +105,7 @@ fn fastest(row: &FixedRow, params: &SamplingParams, draws: u64) -> Duration {
             params: &params,
             rules: &rules,
             known: &known,
+            ahead: &[],
             prompt_tokens: KNOWN_TOKENS / 2,
             masks: None,
         });

@@ -133,8 +133,8 @@ fn with_own_drafts(max_draft: u32) -> Policy {
     let blocks = blocks.expect("the demo fills masked tokens");
     Policy {
         own_drafts: Some(OwnDrafts {
-            mask_token: blocks.mask_token,
-            block: blocks.size as u32,
+            mask_token: blocks.mask_token.unwrap(),
+            block: blocks.size.unwrap() as u32,
         }),
         ..looked_up(max_draft)
     }
@@ -737,7 +737,7 @@ impl Condition {
     }
 
     /// Starts an engine that fills blocks, some of them in two parts.
-    fn start_with_blocks(self, is_causal: bool) -> Server {
+    fn start_with_blocks(self, (is_causal, has_block_cache): (bool, bool)) -> Server {
         let OwnDrafts { mask_token, .. } = with_own_drafts(0).own_drafts.unwrap();
         let limits = Limits {
             diffusion: Some(Diffusion {
@@ -745,6 +745,7 @@ impl Condition {
                 part: 8,
                 mask_token,
                 is_causal,
+                has_block_cache,
             }),
             ..self.limits()
         };
@@ -869,11 +870,11 @@ fn no_condition_changes_an_answer_of_a_recurrent_model() {
 
 #[test]
 fn no_condition_changes_an_answer_by_diffusion() {
-    for is_causal in [true, false] {
+    for kind in [(true, false), (true, true), (false, false)] {
         let condition = condition("alone", Runs::InTurn);
-        let alone = condition.start_with_blocks(is_causal);
-        let servers = CONDITIONS.map(|condition| condition.start_with_blocks(is_causal));
-        let what = format!("blocks, causal {is_causal}");
+        let alone = condition.start_with_blocks(kind);
+        let servers = CONDITIONS.map(|condition| condition.start_with_blocks(kind));
+        let what = format!("blocks, causal keys and a block cache: {kind:?}");
         compare_all_conditions(&what, &alone, &servers, by_diffusion);
         let count = |name: &str| {
             let counts = servers.iter().map(|server| server.counter(name));
@@ -889,17 +890,17 @@ fn no_condition_changes_an_answer_by_diffusion() {
 #[test]
 fn a_block_that_lost_its_pages_is_filled_as_if_it_had_not() {
     let requests = || growing_requests().into_iter().map(by_diffusion).collect();
-    for is_causal in [true, false] {
+    for kind in [(true, false), (false, true)] {
         let alone = condition("alone", Runs::InTurn);
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        let server = alone.start_with_blocks(is_causal);
+        let server = alone.start_with_blocks(kind);
         let expected = runtime.block_on(in_turn(requests(), &server));
-        let pages = if is_causal { 24 } else { 16 };
+        let pages = if kind.0 { 24 } else { 16 };
         let few = Condition { pages, ..alone };
-        let server = few.start_with_blocks(is_causal);
+        let server = few.start_with_blocks(kind);
         let mut rounds = 0;
         while rounds < 3 || server.counter("vllm:num_preemptions_total") == 0 {
-            assert_eq!(together(requests(), &server), expected, "{is_causal}");
+            assert_eq!(together(requests(), &server), expected, "{kind:?}");
             rounds += 1;
             assert!(rounds < 30, "no sequence lost its pages");
         }

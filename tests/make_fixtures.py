@@ -67,6 +67,7 @@ Everything is seeded: the same versions of the packages on the same CPU write th
 
 import argparse
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -1710,29 +1711,53 @@ CLOSE = {"logits": 0.3, "probabilities": 0.03}  # The last bits may decide betwe
 
 
 class BlockReference:
-    """Block diffusion as Fast-dLLM v2 does it (arXiv:2509.26328), without any cache.
+    """Block diffusion as Fast-dLLM v2 does it (arXiv:2509.26328).
 
     Every pass computes all tokens again. With `is_causal`, known tokens before the block attend to
-    those before them; otherwise to all of their block.
+    those before them; otherwise to all of their block. With `has_cache`, a pass over a part whose
+    first token is known sees the rest of the block as the last pass over the whole block saw it.
     """
 
-    def __init__(self, reference, block, part, threshold, is_causal):
+    def __init__(self, reference, block, part, threshold, is_causal, has_cache):
         self.reference, self.threshold, self.is_causal = reference, threshold, is_causal
-        self.block, self.part = block, part
+        self.block, self.part, self.has_cache = block, part, has_cache
         self.mask = reference.model.config.mask_token_id
         self.passes, self.is_close = 0, False
+        self.seen = None  # The block in the last pass over all of it.
+
+    def seen_by(self, tokens, begin):
+        """Returns which tokens each token attends to. Those from `begin` on see each other."""
+        at = torch.arange(tokens)
+        if self.is_causal:
+            return (at[:, None] >= at) | (at[:, None] >= begin)
+        return at[:, None] // self.block >= at // self.block
 
     def rows(self, tokens, begin):
         """Returns the logits of a pass in which the tokens from `begin` on see each other."""
-        at = torch.arange(len(tokens))
-        if self.is_causal:
-            is_seen = (at[:, None] >= at) | (at[:, None] >= begin)
-        else:
-            is_seen = at[:, None] // self.block >= at // self.block
+        return self.forward(tokens, range(len(tokens)), self.seen_by(len(tokens), begin))
+
+    def rows_of_part(self, tokens, begin, part):
+        """Returns the logits of a pass over the positions of `part`.
+
+        The block is there as it was seen, and then the part once more: it sees itself and not the
+        part that was seen.
+        """
+        end = begin + self.block
+        is_seen = torch.ones(end + len(part), end + len(part), dtype=torch.bool)
+        is_seen[:end, :end] = self.seen_by(end, begin)
+        is_seen[:end, end:] = False
+        is_seen[end:, list(part)] = False
+        known = tokens[:begin] + self.seen + [tokens[position] for position in part]
+        return self.forward(known, [*range(end), *part], is_seen)[end:]
+
+    def forward(self, tokens, positions, is_seen):
         bias = torch.zeros(is_seen.shape).masked_fill(~is_seen, torch.finfo(torch.float32).min)
         self.reference.model.set_attn_implementation("f16_cache")
         output = self.reference.model(
-            torch.tensor([tokens]), attention_mask=bias[None, None], use_cache=False
+            torch.tensor([tokens]),
+            position_ids=torch.tensor([list(positions)]),
+            attention_mask=bias[None, None],
+            use_cache=False,
         )
         self.passes += 1
         return output.logits[0]
@@ -1763,6 +1788,7 @@ class BlockReference:
                 token, _, margin = self.draw(self.rows(tokens, begin)[-1])
                 self.note(margin, "logits")
                 tokens.append(token)
+                self.seen = None
                 continue
             tokens += [self.mask] * (begin + self.block - len(tokens))
             while self.mask in tokens[:end] and not self.is_close:
@@ -1773,10 +1799,15 @@ class BlockReference:
     def fill(self, tokens, begin):
         """Replaces some mask tokens of the first part of the block that has any."""
         first = tokens.index(self.mask, begin)
-        part_end = first - (first - begin) % self.part + self.part
-        logits = self.rows(tokens, begin)
+        part_begin = first - (first - begin) % self.part
+        part_end = part_begin + self.part
+        if self.has_cache and self.seen is not None and first > part_begin:
+            logits = self.rows_of_part(tokens, begin, range(part_begin, part_end))
+        else:
+            self.seen, part_begin = tokens[begin:], 0
+            logits = self.rows(tokens, begin)
         drawn = {
-            place: self.draw(logits[place - 1])
+            place: self.draw(logits[place - 1 - part_begin])
             for place in range(first, min(part_end, len(tokens)))
             if tokens[place] == self.mask
         }
@@ -1797,18 +1828,40 @@ def write_blocks(checkpoint, directory):
     reference = Reference(checkpoint)
     text = max(demo_prompts(reference), key=len)
     cases = []
-    for block, part in BLOCK_SIZES:
-        for threshold in (0.5, 0.9, 1):
-            for is_causal in (True, False):
-                for length in BLOCK_PROMPTS:
-                    blocks = BlockReference(reference, block, part, threshold, is_causal)
-                    output, passes = blocks.generate(text[:length])
-                    if not output:
-                        continue
-                    case = {"block": block, "part": part, "threshold": threshold}
-                    case |= {"is_causal": is_causal, "prompt": length, "passes": passes}
-                    cases.append(case | {"output": output})
-    write_json(directory / "blocks.json", {"text": text[:150], "cases": cases})
+    kinds = itertools.product(
+        BLOCK_SIZES, (0.5, 0.9, 1), (True, False), (False, True), BLOCK_PROMPTS
+    )
+    for (block, part), threshold, is_causal, has_cache, length in kinds:
+        if has_cache and part == block:
+            continue  # There is no part.
+        blocks = BlockReference(reference, block, part, threshold, is_causal, has_cache)
+        output, passes = blocks.generate(text[:length])
+        if not output:
+            continue
+        case = {"block": block, "part": part, "threshold": threshold, "is_causal": is_causal}
+        case |= {"has_cache": has_cache, "prompt": length, "passes": passes}
+        cases.append(case | {"output": output})
+    text = text[:150]
+    parts = [part_of_a_block(reference, text, is_causal) for is_causal in (True, False)]
+    write_json(directory / "blocks.json", {"text": text, "cases": cases, "parts": parts})
+
+
+def part_of_a_block(reference, text, is_causal):
+    """Returns the log-probabilities of a part of a block after an earlier pass over all of it.
+
+    That pass saw other tokens, so the rest of the block differs much from what the part would see
+    without a block cache.
+    """
+    block, part, begin = 32, range(72, 80), 64
+    blocks = BlockReference(reference, block, len(part), 1, is_causal, True)
+    blocks.seen = text[:block][::-1]
+    tokens = [text[position] for position in part]
+    logits = blocks.rows_of_part(text[: part.stop], begin, part)
+    best = torch.log_softmax(logits, -1).topk(5)
+    values = [[round(value, 4) for value in row] for row in best.values.tolist()]
+    fields = {"is_causal": is_causal, "block": block, "begin": begin, "seen": blocks.seen}
+    fields |= {"start": part.start, "tokens": tokens}
+    return fields | {"best": best.indices.tolist(), "logprobs": values}
 
 
 def make_layout(layout, root):

@@ -1,6 +1,7 @@
 //! The batch that one step computes: plain data, which the model reads.
 //!
-//! Invariant: a row's page table covers exactly the positions `0..row.end()`.
+//! Invariant: a row's page table covers exactly the positions up to the last one that a token of
+//! the row attends to.
 
 use std::ops::Range;
 
@@ -27,8 +28,11 @@ pub struct Row {
     pub own_drafts: u32,
     /// If it is 0, a token attends to those up to its own. Otherwise the positions are divided into
     /// aligned blocks of this size, and a token attends to those up to the end of its block, or of
-    /// the row.
+    /// the row and the tokens behind it.
     pub block: u32,
+    /// The number of tokens behind the row that its tokens attend to as well. The pages hold their
+    /// keys and values, as an earlier pass over the block left them.
+    pub tokens_behind: u32,
     first_token: u32,
     token_count: u32,
     first_page: u32,
@@ -61,11 +65,12 @@ pub(crate) struct NewRow<'a> {
     pub(crate) known: &'a [TokenId],
     pub(crate) drafts: &'a [TokenId],
     pub(crate) first_page: usize, // The index of its page table among all tables.
-    pub(crate) page_count: usize, // Pages of the table up to the end of the row.
+    pub(crate) page_count: usize, // Pages of the table up to the last token that is attended to.
     pub(crate) logits: usize,
     pub(crate) behind_logits: usize,
     pub(crate) own_drafts: usize,
     pub(crate) block: usize,
+    pub(crate) tokens_behind: usize,
 }
 
 /// A copy of the keys and values of a whole page. The copies come before any row, and the rows then
@@ -135,6 +140,51 @@ impl Batch {
             behind_logits: 0,
             own_drafts: 0,
             block: 0,
+            tokens_behind: 0,
+        });
+    }
+
+    /// Adds a row whose tokens attend to all of their block: `tokens` at the positions from `start`
+    /// of `sequence`, which need logits. `block` is the size of the blocks. `pages` is the page
+    /// table up to the end of the block, and holds the keys and values of its other tokens.
+    ///
+    /// # Panics
+    /// If `tokens` is empty, or `pages` does not end with the block of the last token.
+    pub fn push_part(
+        &mut self,
+        sequence: SequenceId,
+        start: usize,
+        tokens: &[TokenId],
+        pages: &[Page],
+        block: usize,
+    ) {
+        let end = start + tokens.len();
+        let first_page = self.tables.append(pages);
+        self.push_planned(NewRow {
+            sequence,
+            start,
+            known: tokens,
+            drafts: &[],
+            first_page,
+            page_count: pages.len(),
+            logits: tokens.len(),
+            behind_logits: 0,
+            own_drafts: 0,
+            block,
+            tokens_behind: end.next_multiple_of(block) - end,
+        });
+    }
+
+    /// Adds a row of another batch, as it is there.
+    pub fn push_row_of(&mut self, other: &Batch, row: &Row) {
+        let first_page = self.tables.append(other.pages(row));
+        let first_token = self.tokens.len();
+        self.tokens.extend_from_slice(other.tokens(row));
+        self.logits += row.logits as usize;
+        self.rows.push(Row {
+            first_token: first_token as u32,
+            first_page: first_page as u32,
+            ..*row
         });
     }
 
@@ -144,16 +194,6 @@ impl Batch {
     /// If there is no row.
     pub fn set_block(&mut self, block: u32) {
         self.rows.last_mut().expect("a row").block = block;
-    }
-
-    /// Wants the logits of tokens before the last `tokens` ones of the last row.
-    ///
-    /// # Panics
-    /// If there is no row, or it has fewer tokens.
-    pub fn set_behind_logits(&mut self, tokens: u32) {
-        let row = self.rows.last_mut().expect("a row");
-        assert!(row.logits + tokens <= row.token_count, "tokens of the row");
-        row.behind_logits = tokens;
     }
 
     /// Replaces the mask tokens of the rows with drafts of the model. `drafts` has them in the
@@ -188,7 +228,7 @@ impl Batch {
             row.logits + row.behind_logits <= count,
             "a row has at most as many logits as tokens"
         );
-        let covered = (row.start + count).div_ceil(PAGE_TOKENS);
+        let covered = (row.start + count + row.tokens_behind).div_ceil(PAGE_TOKENS);
         assert_eq!(row.page_count, covered, "M9: the pages end with the row");
         self.rows.push(Row {
             sequence: row.sequence,
@@ -198,6 +238,7 @@ impl Batch {
             states: None,
             own_drafts: row.own_drafts as u32,
             block: row.block as u32,
+            tokens_behind: row.tokens_behind as u32,
             first_token: self.tokens.len() as u32,
             token_count: count as u32,
             first_page: row.first_page as u32,

@@ -57,6 +57,9 @@ pub struct Diffusion {
     /// Whether the keys and values of known tokens are those of causal attention. Otherwise a token
     /// attends to all of its block, and requests share whole blocks of one tenant alone.
     pub is_causal: bool,
+    /// Whether a pass over a part whose first token is known computes that part alone. Its tokens
+    /// attend to the keys and values of the rest as the last pass over the whole block left them.
+    pub has_block_cache: bool,
 }
 
 impl Diffusion {

@@ -378,6 +378,15 @@ impl Step<'_> {
         self.sequence(id).tokens()
     }
 
+    /// Returns the tokens after the history up to the end of the block that a sequence fills: mask
+    /// tokens, and those that replaced some.
+    ///
+    /// # Panics
+    /// If the sequence is not alive.
+    pub fn ahead(&self, id: SequenceId) -> &[TokenId] {
+        self.sequence(id).ahead()
+    }
+
     /// Returns how many tokens of the history are the prompt.
     ///
     /// # Panics

@@ -362,6 +362,11 @@ pub struct SchedulingFlags {
     /// name with ":diffusion" or ":autoregressive".
     #[arg(long, value_enum, value_name = "WAY")]
     pub decoding: Option<Decoding>,
+    /// Number of the token that stands for an unknown one in a block of diffusion, which the
+    /// checkpoint gives by default. If no file says anything of blocks, the checkpoint is served
+    /// as one of Fast-dLLM v2, which answers by diffusion alone.
+    #[arg(long, value_name = "ID")]
+    pub diffusion_mask_token: Option<u32>,
     /// Number of tokens in a block of diffusion, which the checkpoint gives by default.
     #[arg(long, value_name = "TOKENS", value_parser = count(2..=256))]
     pub diffusion_block: Option<u32>,
@@ -369,6 +374,10 @@ pub struct SchedulingFlags {
     /// right.
     #[arg(long, value_name = "TOKENS", default_value_t = 8, value_parser = count(1..=64))]
     pub diffusion_part: u32,
+    /// Computes only the part that is filled, once its first token is known. It then sees the rest
+    /// of the block as the last pass over the whole block left it, which gives other answers.
+    #[arg(long)]
+    pub diffusion_block_cache: bool,
     /// Probability above which a token of a block stays. The likeliest one always stays.
     #[arg(long, value_name = "P", default_value_t = 0.9, value_parser = probability)]
     pub diffusion_threshold: f32,

@@ -139,13 +139,7 @@ fn alone(batch: &Batch, row: &Row) -> Batch {
     for copy in copies.filter(|copy| pages.contains(&copy.to)) {
         alone.push_copy(*copy);
     }
-    let (start, tokens, logits) = (row.start as usize, batch.tokens(row), row.logits as usize);
-    alone.push_row(row.sequence, start, tokens, pages, logits);
-    alone.set_block(row.block);
-    alone.set_behind_logits(row.behind_logits);
-    if let Some(states) = row.states {
-        alone.set_states(states);
-    }
+    alone.push_row_of(batch, row);
     alone
 }
 

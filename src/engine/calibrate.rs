@@ -367,6 +367,7 @@ fn time<F: Forward>(runner: &mut BatchRunner<F>, batch: &Batch) -> Duration {
         params: &params,
         rules: &rules,
         known: &[0],
+        ahead: &[],
         prompt_tokens: 1,
         masks: None,
     });

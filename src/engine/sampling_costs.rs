@@ -235,6 +235,7 @@ impl<'a, L: LogitRows> DrawBench<'a, L> {
                     params: &params,
                     rules: &rules,
                     known: &self.history,
+                    ahead: &[],
                     prompt_tokens: HISTORY,
                     masks: None,
                 });

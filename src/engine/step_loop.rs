@@ -188,6 +188,7 @@ fn continue_sequence<'a>(
         masks: rules.masks,
         rules: step.output_rules(id),
         known: step.history(id),
+        ahead: step.ahead(id),
         prompt_tokens: step.prompt_len(id),
     }
 }

@@ -113,9 +113,9 @@ fn family(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
             CommittedAttention::Causal => "causal",
             CommittedAttention::BlockCausal => "block-causal",
         };
-        let what = format_args!(
-            "up to {size} tokens are filled in place of token {mask_token}, {keys} keys"
-        );
+        let size = size.map_or("unknown".to_owned(), |size| size.to_string());
+        let token = mask_token.map_or("unknown".to_owned(), |token| token.to_string());
+        let what = format_args!("of size {size}, mask token {token}, {keys} keys");
         line(out, "masked blocks", what)?;
     }
     if let Some(recurrent) = &report.recurrent {

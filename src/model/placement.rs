@@ -104,15 +104,17 @@ impl Placement {
         self.clear();
         for (index, row) in batch.rows().iter().enumerate() {
             let (start, first_token) = (row.start as usize, self.positions.len());
+            let seen = row.end() + row.tokens_behind as usize;
             for position in start..row.end() {
                 let visible = match row.block as usize {
                     0 => position,
-                    size => row.end().min((position / size + 1) * size) - 1,
+                    size => seen.min((position / size + 1) * size) - 1,
                 };
                 self.push_token(index, position, visible);
             }
             let pages = batch.pages(row).iter().enumerate();
-            for (index, page) in pages.skip(start / PAGE_TOKENS) {
+            let written = pages.take(row.end().div_ceil(PAGE_TOKENS));
+            for (index, page) in written.skip(start / PAGE_TOKENS) {
                 let begin = start.max(index * PAGE_TOKENS);
                 let end = row.end().min((index + 1) * PAGE_TOKENS);
                 self.writes.push(PageWrite {

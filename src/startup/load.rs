@@ -10,12 +10,12 @@ use std::thread;
 use std::time::Duration;
 
 use sterna_kernels::Kernels;
-use sterna_scheduler::{Diffusion, OwnDrafts, PAGE_TOKENS, StateLimits};
+use sterna_scheduler::{OwnDrafts, PAGE_TOKENS, StateLimits};
 use tokio::sync::oneshot;
 
-use super::tenants;
+use super::{decoding, tenants};
 use crate::api::{DiffusionCard, EmbeddingShape, ModelCard, SamplingDefaults, Serving};
-use crate::checkpoint::{CommittedAttention, MaskedBlocks, ModelConfig, Source};
+use crate::checkpoint::{ModelConfig, Source};
 use crate::config::{Decoding, ServeConfig};
 use crate::constraint::{GrammarOptions, Grammars};
 use crate::engine::{
@@ -77,7 +77,7 @@ fn start_engine(
     }
     let defaults = sampling_defaults(config, &checkpoint.source)?;
     let limits = limits(config, shape)?;
-    let own_drafts = own_drafts(config, shape)?;
+    let own_drafts = decoding::own_drafts(config, shape)?;
     let pin = config.machine.pin_threads();
     let options = load_options(config, kernels, &limits);
     let order = i2s_order(config.model.i2s_order.as_deref());
@@ -283,61 +283,6 @@ fn load_options(config: &ServeConfig, kernels: Kernels, limits: &Limits) -> Load
     }
 }
 
-/// Returns how the model drafts for itself, if it should.
-///
-/// # Errors
-/// If the configuration asks for it and the model cannot.
-fn own_drafts(config: &ServeConfig, model: &ModelConfig) -> Result<Option<OwnDrafts>, String> {
-    let blocks = masked_blocks(model);
-    let attention = blocks.map(|blocks| blocks.committed_attention);
-    match (config.scheduling.decoding, attention) {
-        (
-            Some(Decoding::Autoregressive | Decoding::SelfSpeculation),
-            Some(CommittedAttention::BlockCausal),
-        ) => Err(
-            "--decoding: the model was trained for diffusion alone: the keys and values of known \
-             tokens are not those of causal attention (committed_attention: block-causal)"
-                .to_owned(),
-        ),
-        (Some(Decoding::SelfSpeculation | Decoding::Diffusion), None) => Err(
-            "--decoding: the model was not trained to fill masked tokens: its config.json has no \
-             mask_token_id and block_size"
-                .to_owned(),
-        ),
-        (Some(Decoding::Autoregressive), _) => Ok(None),
-        _ => {
-            let causal = blocks.filter(|blocks| is_causal(*blocks));
-            Ok(causal.map(|blocks| OwnDrafts {
-                mask_token: blocks.mask_token,
-                block: blocks.size as u32,
-            }))
-        }
-    }
-}
-
-fn is_causal(blocks: MaskedBlocks) -> bool {
-    blocks.committed_attention == CommittedAttention::Causal
-}
-
-/// Returns the masked blocks that the model can fill.
-fn masked_blocks(model: &ModelConfig) -> Option<MaskedBlocks> {
-    let can_fill = model.recurrent.is_none() && model.has_head;
-    model.masked_blocks.filter(|_| can_fill)
-}
-
-/// Returns how the model fills blocks, if it can.
-fn diffusion(config: &ServeConfig, model: &ModelConfig) -> Option<Diffusion> {
-    let blocks = masked_blocks(model)?;
-    let block = config.scheduling.diffusion_block;
-    let block = block.unwrap_or(blocks.size as u32);
-    Some(Diffusion {
-        block,
-        part: config.scheduling.diffusion_part.min(block),
-        mask_token: blocks.mask_token,
-        is_causal: is_causal(blocks),
-    })
-}
-
 /// Returns how the scheduler decides.
 fn policy(config: &ServeConfig, own_drafts: Option<OwnDrafts>) -> Policy {
     let target = config.scheduling.itl_target_ms * 1000;
@@ -372,7 +317,7 @@ fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn E
         prefill_chunk: config.scheduling.step_tokens,
         max_sequence_tokens: max_sequence_tokens + end_of_text(model),
         states: None,
-        diffusion: diffusion(config, model),
+        diffusion: decoding::diffusion(config, model)?,
     })
 }
 

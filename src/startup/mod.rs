@@ -9,6 +9,7 @@
 //! includes kernels that compute something else than plain Rust (`src/opening/self_test.rs`).
 
 mod allocator;
+mod decoding;
 mod kv_events;
 mod listen;
 mod load;

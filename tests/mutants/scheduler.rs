@@ -63,8 +63,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "published-before-computed",
         file: "sequence/kv.rs",
-        original: "self.tokens[..self.kv.computed].as_chunks",
-        mistake: "self.tokens[..self.tokens.len() - 1].as_chunks",
+        original: "let computed = &self.tokens[..self.kv.computed];",
+        mistake: "let computed = &self.tokens[..self.tokens.len() - 1];",
     },
     Mutant {
         name: "prefix-not-pinned",
@@ -107,19 +107,31 @@ const MUTANTS: &[Mutant] = &[
         name: "parent-ignored-in-the-key",
         file: "pages/prefix.rs",
         original: "#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Edge {",
-        mistake: "impl PartialEq for Edge {
-    fn eq(&self, other: &Edge) -> bool {
-        (self.owner, self.tokens) == (other.owner, other.tokens)
+pub(crate) struct Edge<'a> {",
+        mistake: "impl PartialEq for Edge<'_> {
+    fn eq(&self, other: &Edge<'_>) -> bool {
+        (self.owner, self.tokens, self.behind) == (other.owner, other.tokens, other.behind)
     }
 }
-impl std::hash::Hash for Edge {
+impl std::hash::Hash for Edge<'_> {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        (self.owner, self.tokens).hash(state);
+        (self.owner, self.tokens, self.behind).hash(state);
     }
 }
 #[derive(Clone, Copy, Debug, Eq)]
-pub(crate) struct Edge {",
+pub(crate) struct Edge<'a> {",
+    },
+    Mutant {
+        name: "rest-of-the-block-ignored-in-the-key",
+        file: "pages/prefix.rs",
+        original: "        let tokens = tokens.get(end..block_end)?;",
+        mistake: "        let tokens = &tokens.get(end..block_end)?[..0];",
+    },
+    Mutant {
+        name: "lost-block-cache-read",
+        file: "sequence/block.rs",
+        original: "        } else if self.is_cached {",
+        mistake: "        } else if self.is_cached || !self.cached.is_empty() {",
     },
     Mutant {
         name: "whole-prompt-from-the-cache",

@@ -14,8 +14,9 @@ struct GoldenCheckpoint(PathBuf);
 
 impl GoldenCheckpoint {
     /// The small model of Qwen 2 as one of Fast-dLLM v2. Only its tokenizer knows the mask token.
-    fn fast_dllm() -> GoldenCheckpoint {
-        let name = format!("sterna-fast-dllm-{}", std::process::id());
+    /// Each `test` has a directory of its own.
+    fn fast_dllm(test: &str) -> GoldenCheckpoint {
+        let name = format!("sterna-fast-dllm-{}-{test}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir(&directory).unwrap();
         let checkpoint = GoldenCheckpoint(directory);
@@ -96,7 +97,7 @@ async fn recorded_tokens_are_checked_before_the_server_is_ready() {
 
 #[tokio::test]
 async fn a_model_of_fast_dllm_answers_by_diffusion_alone() {
-    let checkpoint = GoldenCheckpoint::fast_dllm();
+    let checkpoint = GoldenCheckpoint::fast_dllm("served");
     let flags = [
         "--model",
         checkpoint.path(),
@@ -109,11 +110,7 @@ async fn a_model_of_fast_dllm_answers_by_diffusion_alone() {
     let models = json_of(server.get("/v1/models").await).await;
     let models = models["data"].as_array().unwrap();
     assert_eq!(models.len(), 1, "{models:?}");
-    let prompt: Vec<u32> = (20..57).collect();
-    let body = json!({
-        "model": "blocks", "prompt": prompt, "max_tokens": 40, "temperature": 0,
-        "ignore_eos": true, "return_token_ids": true,
-    });
+    let body = greedy_request();
     let mut answers = Vec::new();
     for cached in [0, 32] {
         let answer = json_of(server.post("/v1/completions", &body).await).await;
@@ -131,8 +128,8 @@ async fn a_model_of_fast_dllm_answers_by_diffusion_alone() {
     assert_eq!(answers[0], answers[1]);
     let metrics = crate::client::text(server.get("/metrics").await).await;
     assert!(!metrics.contains("sterna_block_passes_total{model_name=\"blocks\",engine=\"0\"} 0"));
-    let body = json!({"model": "blocks", "prompt": "a", "guided_regex": "a+"});
-    let refused = json_of(server.post("/v1/completions", &body).await).await;
+    let guided = json!({"model": "blocks", "prompt": "a", "guided_regex": "a+"});
+    let refused = json_of(server.post("/v1/completions", &guided).await).await;
     assert_eq!(refused["error"]["param"], "guided_regex", "{refused}");
 
     for way in ["autoregressive", "self-speculation"] {
@@ -164,6 +161,49 @@ async fn a_model_of_fast_dllm_answers_by_diffusion_alone() {
         error.contains("public prefix `x`: a token of this model"),
         "{error}"
     );
+}
+
+/// Returns a greedy request for 40 tokens.
+fn greedy_request() -> Value {
+    let prompt: Vec<u32> = (20..57).collect();
+    json!({
+        "model": "blocks", "prompt": prompt, "max_tokens": 40, "temperature": 0,
+        "ignore_eos": true, "return_token_ids": true,
+    })
+}
+
+#[tokio::test]
+async fn flags_say_what_no_file_says_of_masked_blocks() {
+    let plain = fixture("qwen2-group64");
+    let plain = ["--model", plain.to_str().unwrap(), "--threads", "1"];
+    let blocks = ["--diffusion-block", "16", "--served-model-name", "blocks"];
+    let mask = ["--diffusion-mask-token", "300"];
+    let by_flags = Server::start(&[&plain[..], &blocks, &mask].concat()).await;
+    let checkpoint = GoldenCheckpoint::fast_dllm("stated");
+    let stated = ["--model", checkpoint.path(), "--threads", "1"];
+    let by_files = Server::start(&[&stated[..], &blocks[2..]].concat()).await;
+    let mut answers = Vec::new();
+    for server in [by_flags, by_files] {
+        let answer = json_of(server.post("/v1/completions", &greedy_request()).await).await;
+        answers.push(answer["choices"][0]["token_ids"].clone());
+    }
+    assert_eq!(answers[0].as_array().unwrap().len(), 40);
+    assert_eq!(answers[0], answers[1]);
+    for (flags, problem) in [
+        (
+            &mask[..],
+            "how many tokens a masked block has: give --diffusion-block",
+        ),
+        (
+            &["--diffusion-mask-token", "324", "--diffusion-block", "16"],
+            "--diffusion-mask-token 324: the model has 324 tokens, numbered from 0",
+        ),
+    ] {
+        let output = run(&[&["--port", "0"], &plain[..], flags].concat());
+        assert_eq!(output.status.code(), Some(2));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(problem), "{error}");
+    }
 }
 
 fn fixture(name: &str) -> PathBuf {

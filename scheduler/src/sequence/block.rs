@@ -7,10 +7,15 @@
 //! at a place predicts the next one. Once all are known, the block is computed as a prompt is, and
 //! only then its keys and values count as computed.
 //!
+//! With a block cache, a pass computes one part of the block if the part's first token is known. It
+//! attends to the keys and values of the rest, which the last pass over the whole block left in the
+//! pages. Nothing else is left of that pass, and each pass over a part replaces all of the part. So
+//! a sequence that lost its pages computes the tokens of that pass once more, and goes on.
+//!
 //! Invariant: the known tokens and the tokens ahead of them are whole blocks.
 //!
-//! Invariant: a pass depends on the known tokens and the tokens ahead alone, so a sequence that
-//! lost its pages continues as if it had not.
+//! Invariant: a pass depends on the known tokens, the tokens ahead, and those of the last pass over
+//! the whole block alone, so a sequence that lost its pages continues as if it had not.
 
 use std::ops::Range;
 
@@ -21,7 +26,19 @@ use crate::{Diffusion, FinishReason, Micros, PAGE_TOKENS, Sampled, TokenId};
 #[derive(Debug)]
 pub(super) struct MaskedBlock {
     rules: Diffusion,
-    ahead: Vec<TokenId>, // Between the known tokens and the end of the block.
+    ahead: Vec<TokenId>,  // Between the known tokens and the end of the block.
+    cached: Vec<TokenId>, // Those of the last pass over the whole block, if there was one.
+    is_cached: bool,      // The pages hold the keys and values of that pass.
+}
+
+/// What the next pass over a block computes.
+enum Pass {
+    /// The whole block.
+    Whole,
+    /// The whole block as it was in the last such pass, because its pages were lost.
+    Restored,
+    /// The part at these positions.
+    Part(Range<usize>),
 }
 
 impl MaskedBlock {
@@ -30,6 +47,8 @@ impl MaskedBlock {
         let mut block = MaskedBlock {
             rules,
             ahead: Vec::with_capacity(rules.block as usize),
+            cached: Vec::new(),
+            is_cached: false,
         };
         block.begin(known);
         block
@@ -45,6 +64,36 @@ impl MaskedBlock {
         let end = known.next_multiple_of(self.size());
         self.ahead.clear();
         self.ahead.resize(end - known, self.rules.mask_token);
+        self.cached.clear();
+        self.is_cached = false;
+    }
+
+    /// Returns the positions of the first part that has a mask token, and of the mask tokens in it
+    /// from the first to the last. `known` is the number of known tokens.
+    fn next_part(&self, known: usize) -> (Range<usize>, Range<usize>) {
+        let (size, part) = (self.size(), self.rules.part as usize);
+        let is_unknown = |place: &usize| self.is_unknown(self.ahead[place - known]);
+        let end = known + self.ahead.len();
+        let first = (known..end).find(is_unknown);
+        let first = first.expect("a mask token");
+        let begin = first / size * size + first % size / part * part;
+        let part_end = (begin + part).min(end);
+        let last = (first..part_end).rfind(is_unknown).expect("the first one");
+        (begin..part_end, first..last + 1)
+    }
+
+    fn next_pass(&self, known: usize) -> Pass {
+        if !self.rules.has_block_cache || self.cached.is_empty() {
+            return Pass::Whole;
+        }
+        let (part, unknown) = self.next_part(known);
+        if part.start == unknown.start || part.len() == self.size() {
+            Pass::Whole
+        } else if self.is_cached {
+            Pass::Part(part)
+        } else {
+            Pass::Restored
+        }
     }
 
     fn is_unknown(&self, token: TokenId) -> bool {
@@ -55,6 +104,8 @@ impl MaskedBlock {
 /// What a row has that fills a block, or that belongs to blocks.
 #[derive(Default)]
 pub(crate) struct BlockRow<'a> {
+    /// The number of tokens of the block before the row.
+    pub(crate) before: usize,
     /// The tokens after the known ones.
     pub(crate) ahead: &'a [TokenId],
     /// The number of last tokens behind those whose logits are needed.
@@ -62,6 +113,8 @@ pub(crate) struct BlockRow<'a> {
     /// The size of the blocks within which tokens attend to each other; 0 if a token attends to
     /// those up to its own.
     pub(crate) block: usize,
+    /// The number of tokens of the block behind the row.
+    pub(crate) tokens_behind: usize,
 }
 
 impl Sequence {
@@ -88,28 +141,41 @@ impl Sequence {
     pub(crate) fn left_to_draw(&self) -> usize {
         match &self.block {
             None => self.remaining(),
-            Some(block) if self.is_unmasking() => block.size(),
+            Some(block) if self.is_unmasking() => self.pass_len(block),
             Some(block) => self.len() / block.size() * block.size() - self.start(),
         }
     }
 
-    /// Returns how many of `tokens` tokens the next row can compute: a block that is filled is
-    /// computed as a whole, and so is one whose known tokens attend to all of it.
+    /// Returns how many of `tokens` tokens the next row can compute: a block or a part that is
+    /// filled is computed as a whole, and so is a block whose known tokens attend to all of it.
     pub(crate) fn whole_rows(&self, tokens: usize) -> usize {
-        match &self.block {
-            Some(block) if self.is_unmasking() || !block.rules.is_causal => {
-                tokens / block.size() * block.size()
-            }
-            _ => tokens,
+        match self.row_unit() {
+            None => tokens,
+            Some(unit) => tokens / unit * unit,
         }
     }
 
     /// Returns the least number of tokens of a row, if the sequence may compute more than `floor`
     /// in a step.
     pub(crate) fn least_row(&self, floor: usize) -> usize {
-        match &self.block {
-            Some(block) if self.is_unmasking() || !block.rules.is_causal => block.size(),
-            _ => floor.min(self.left_to_draw()),
+        let unit = self.row_unit();
+        unit.unwrap_or_else(|| floor.min(self.left_to_draw()))
+    }
+
+    /// Returns the number of tokens that the next row computes together, if it may not compute
+    /// fewer.
+    fn row_unit(&self) -> Option<usize> {
+        let block = self.block.as_ref()?;
+        if self.is_unmasking() {
+            return Some(self.pass_len(block));
+        }
+        (!block.rules.is_causal).then_some(block.size())
+    }
+
+    fn pass_len(&self, block: &MaskedBlock) -> usize {
+        match block.next_pass(self.len()) {
+            Pass::Whole | Pass::Restored => block.size(),
+            Pass::Part(part) => part.len(),
         }
     }
 
@@ -139,26 +205,46 @@ impl Sequence {
                 ..BlockRow::default()
             };
         }
-        let end = self.len() + block.ahead.len();
+        let (known, end) = (self.len(), self.len() + block.ahead.len());
+        let (part, ahead) = match block.next_pass(known) {
+            Pass::Whole => (end - size..end, &*block.ahead),
+            Pass::Restored => {
+                return BlockRow {
+                    ahead: &block.cached,
+                    block: size,
+                    ..BlockRow::default()
+                };
+            }
+            Pass::Part(part) => {
+                let place = |position: usize| position.saturating_sub(known);
+                let ahead = &block.ahead[place(part.start)..place(part.end)];
+                (part, ahead)
+            }
+        };
+        let (_, unknown) = block.next_part(known);
         BlockRow {
-            ahead: &block.ahead,
-            behind_logits: end - self.unmasking_logits().end,
+            before: size - (end - part.start),
+            ahead,
+            behind_logits: part.end - (unknown.end - 1),
             block: size,
+            tokens_behind: end - part.end,
         }
     }
 
-    /// Returns the positions of a pass whose logits are wanted: each predicts the next position.
-    /// Together they are the mask tokens of the first part of the block that has any.
-    pub(crate) fn unmasking_logits(&self) -> Range<usize> {
+    /// Returns the tokens after the known ones up to the end of the block, if the sequence fills
+    /// one.
+    pub(crate) fn ahead(&self) -> &[TokenId] {
+        self.block.as_ref().map_or(&[], |block| &block.ahead)
+    }
+
+    /// Returns how many tokens of the next pass need logits: each predicts the next position.
+    /// Together these positions are the mask tokens of the first part of the block that has any.
+    pub(crate) fn logits_of_pass(&self) -> usize {
         let block = self.block.as_ref().expect("a block to fill");
-        let (size, part) = (block.size(), block.rules.part as usize);
-        let is_unknown = |place: &usize| block.is_unknown(block.ahead[place - self.len()]);
-        let end = self.len() + block.ahead.len();
-        let first = (self.len()..end).find(is_unknown);
-        let first = first.expect("a mask token");
-        let part_end = (first / size * size + (first % size / part + 1) * part).min(end);
-        let last = (first..part_end).rfind(is_unknown).expect("the first one");
-        first - 1..last
+        match block.next_pass(self.len()) {
+            Pass::Restored => 0,
+            Pass::Whole | Pass::Part(_) => block.next_part(self.len()).1.len(),
+        }
     }
 
     /// Returns the length of whole blocks that hold `tokens` tokens.
@@ -203,13 +289,31 @@ impl Sequence {
         }
     }
 
+    /// Commits the pass that computed the keys and values of the block again which were lost.
+    pub(crate) fn commit_restored_block(&mut self) {
+        let block = self.block.as_mut().expect("a block to fill");
+        block.is_cached = true;
+    }
+
+    /// Notes that the sequence has lost its pages.
+    pub(super) fn lose_block_cache(&mut self) {
+        if let Some(block) = &mut self.block {
+            block.is_cached = false;
+        }
+    }
+
     /// Commits a pass over the block: puts the tokens that were drawn in the places of mask tokens.
     /// If the whole block is known then, or the output ends in it, its tokens become output.
     /// Returns how many mask tokens were replaced, and how the sequence goes on.
     pub(crate) fn commit_pass(&mut self, now: Micros, sampled: &[Sampled]) -> (usize, DrawnTokens) {
-        let (first, known) = (self.unmasking_logits().start + 1, self.len());
+        let known = self.len();
         let mut drawn = DrawnTokens::default();
         let block = self.block.as_mut().expect("a block to fill");
+        let first = block.next_part(known).1.start;
+        if let Pass::Whole = block.next_pass(known) {
+            block.cached.clone_from(&block.ahead);
+            block.is_cached = true;
+        }
         let mut replaced = 0;
         for (place, entry) in (first - known..).zip(sampled) {
             match entry {

@@ -149,6 +149,7 @@ impl Sequence {
         pool.release_table(tables.get(&self.kv.table));
         tables.close(std::mem::take(&mut self.kv.table));
         self.kv.computed = 0;
+        self.lose_block_cache();
         self.is_running = false;
     }
 

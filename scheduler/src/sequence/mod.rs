@@ -248,7 +248,7 @@ impl Sequence {
     /// a pass over a block.
     pub(crate) fn logits_of(&self, tokens: usize) -> usize {
         if self.is_unmasking() {
-            return self.unmasking_logits().len();
+            return self.logits_of_pass();
         }
         let end = self.start() + tokens;
         if self.is_scoring() {

@@ -57,6 +57,9 @@ fn commit_row(state: &mut SchedulerState, row: &Row, sampled: &[Sampled]) {
     let tokens = state.batch.tokens(row);
     let sequence = &mut state.sequences[slot];
     if sequence.is_unmasking() {
+        if sampled.is_empty() {
+            return sequence.commit_restored_block();
+        }
         let (replaced, drawn) = sequence.commit_pass(now, sampled);
         state.log.unmasked(replaced);
         if let Some(reason) = drawn.ending {

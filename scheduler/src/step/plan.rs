@@ -129,20 +129,24 @@ impl StepPlan {
             if let Some(copy) = sequence.page_copy(&batch.tables) {
                 batch.push_copy(copy);
             }
-            let (start, tokens, table) = (sequence.start(), sequence.tokens(), sequence.table());
+            let (tokens, table) = (sequence.tokens(), sequence.table());
             // A pass over a block has its mask tokens in the place of drafts.
-            let end = start + row.tokens;
             let BlockRow {
+                before,
                 ahead,
                 behind_logits,
                 block,
+                tokens_behind,
             } = sequence.block_row();
-            let pages = pages_for(end + row.drafts);
+            let start = sequence.start() + before;
+            let end = start + row.tokens;
+            let pages = pages_for(end + row.drafts + tokens_behind);
             assert!(pages <= table.len, "the plan secured its pages");
+            let known = tokens.get(start..end - ahead.len());
             batch.push_planned(NewRow {
                 sequence: sequence.id,
                 start,
-                known: &tokens[start..end - ahead.len()],
+                known: known.unwrap_or_default(), // A part may have tokens ahead alone.
                 drafts: match ahead {
                     [] => &self.drafts[row.first_draft..][..row.drafts],
                     _ => ahead,
@@ -153,6 +157,7 @@ impl StepPlan {
                 behind_logits,
                 own_drafts: row.own_drafts,
                 block,
+                tokens_behind,
             });
             if let Some(states) = sequence.row_states() {
                 batch.set_states(states);

@@ -199,12 +199,12 @@ fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first
     }
 }
 
-/// Returns the length of a pass over a block: the whole block, if the step has room for it and for
-/// its logits, or if it has no other prefill.
+/// Returns the length of a pass over a block or a part of it: all of its tokens, if the step has
+/// room for them and for their logits, or if it has no other prefill.
 fn pass(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first: bool) -> usize {
     let tokens = sequence.left_to_draw();
     let shape = plan.shape.plus(sequence.shape_of(tokens));
-    let scored = plan.scored + sequence.logits_of(tokens) - 1;
+    let scored = plan.scored + sequence.logits_of(tokens).saturating_sub(1);
     let is_short = match conditions.policy.budget {
         Budget::Time { .. } => conditions.predictor.predict(shape) <= plan.budget,
         Budget::Tokens(tokens) => shape.rows <= u64::from(tokens),

@@ -22,6 +22,7 @@ pub(crate) fn some_diffusion(random: &mut Random, limits: &Limits) -> Option<Dif
         part: random.between(1, u64::from(block)) as u32,
         mask_token: MASK,
         is_causal: random.percent(60),
+        has_block_cache: random.percent(80),
     })
 }
 
@@ -64,6 +65,40 @@ pub(crate) fn next_places(rules: Diffusion, block: &[TokenId]) -> Range<usize> {
     index * part + first..index * part + last + 1
 }
 
+/// What the next pass over a block computes, in places of the block.
+pub(crate) struct NextPass {
+    pub(crate) row: Range<usize>,
+    pub(crate) tokens: Vec<TokenId>,  // Of the row.
+    pub(crate) unknown: Range<usize>, // The places that need logits.
+}
+
+/// Returns what the next pass computes. `cached` is the block as the last pass over all of it saw
+/// it, and whether the pages still hold that pass.
+pub(crate) fn next_pass(
+    rules: Diffusion,
+    block: &[TokenId],
+    cached: Option<(&[TokenId], bool)>,
+) -> NextPass {
+    let unknown = next_places(rules, block);
+    let part = rules.part as usize;
+    let begin = unknown.start / part * part;
+    let has_part = rules.has_block_cache && block[begin] != MASK && part < block.len();
+    let cached = cached.filter(|_| has_part);
+    let (row, tokens, unknown) = match cached {
+        None => (0..block.len(), block, unknown),
+        Some((cached, false)) => (0..block.len(), cached, 0..0),
+        Some((_, true)) => {
+            let row = begin..block.len().min(begin + part);
+            (row.clone(), &block[row], unknown)
+        }
+    };
+    NextPass {
+        row,
+        tokens: tokens.to_vec(),
+        unknown,
+    }
+}
+
 /// Returns the answer to a request that runs alone.
 pub(crate) fn answer(
     request: &Request,
@@ -90,11 +125,22 @@ pub(crate) fn answer(
             block.truncate(1);
             block[0] = next_token(before, alphabet);
         }
+        let mut seen: Option<Vec<TokenId>> = None; // By the last pass over the whole block.
         'passes: loop {
             for (place, &token) in block.iter().enumerate().skip(known) {
                 if token == MASK {
                     let places = next_places(rules, &block);
-                    let kept = pass(before, &block, places.clone(), alphabet);
+                    let part = rules.part as usize;
+                    let begin = places.start / part * part;
+                    match &mut seen {
+                        Some(seen) if rules.has_block_cache && block[begin] != MASK => {
+                            let part = begin..size.min(begin + part);
+                            seen[part.clone()].copy_from_slice(&block[part]);
+                        }
+                        _ => seen = Some(block.clone()),
+                    }
+                    let view = seen.as_ref().expect("it was just set");
+                    let kept = pass(before, view, places.clone(), alphabet);
                     for (place, kept) in places.zip(kept) {
                         block[place] = kept.unwrap_or(block[place]);
                     }

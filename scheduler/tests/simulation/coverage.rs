@@ -29,6 +29,8 @@ pub(crate) struct Coverage {
     pub(crate) own_drafts: u64, // Of the model itself.
     pub(crate) block_passes: u64,
     pub(crate) unmasked: u64,
+    pub(crate) part_passes: u64,     // Over a part of a block.
+    pub(crate) restored_blocks: u64, // Computed again, because pages were lost.
     pub(crate) public_hits: u64,
     pub(crate) missed_deadlines: u64,
     pub(crate) policy_changes: u64,
@@ -80,6 +82,7 @@ impl Coverage {
                 "further tokens of passes",
                 self.unmasked - self.block_passes,
             ),
+            ("passes over parts", self.part_passes),
             ("steps whose prediction was corrected", self.corrected),
             ("steps in which a decode paused", self.pauses),
             ("steps with costly sampling", self.costly),
@@ -121,6 +124,7 @@ impl Coverage {
             ("changes of the cost model", self.calibrations),
             ("steps with a guaranteed decode", self.guaranteed),
             ("fourth preemptions", self.repeated_preemptions),
+            ("blocks computed again", self.restored_blocks),
         ];
         for (name, count) in rare {
             assert!(count >= self.steps / 10_000, "only {count} {name}");

@@ -8,7 +8,7 @@ use sterna_scheduler::{
     SequenceId, TenantId, TokenId,
 };
 
-use crate::blocks::{self, MASK, next_places, pass};
+use crate::blocks::{self, MASK, NextPass, pass};
 use crate::coverage::Coverage;
 use crate::states::FakeSlabs;
 
@@ -52,7 +52,7 @@ impl FakeModel {
     fn read(&mut self, batch: &Batch, row: &Row, client: &Client) -> (u64, bool) {
         let mut before = 0;
         let mut is_shared = false;
-        for position in 0..row.start as usize {
+        for position in 0..client.computed_before(row) {
             let token = client.token(position);
             before = chain(before, token);
             let found = self
@@ -87,8 +87,14 @@ impl FakeModel {
         let with_logits = row.logits_range();
         let (mut next, mut chains) = (Vec::new(), Vec::new());
         let (at_start, tokens) = (before, batch.tokens(row));
+        let begin = client.computed_before(row);
+        for position in begin..row.start as usize {
+            let cell = self.cell(batch, row, position).expect("an earlier pass");
+            before = chain(before, cell.token);
+        }
         let hash = |position: usize| match row.block as usize {
             0 => 0,
+            _ if client.is_unmasking(row.start as usize) => 0,
             size => {
                 let begin = position / size * size - row.start as usize;
                 block_hash(tokens[begin..].iter().take(size).copied())
@@ -111,9 +117,17 @@ impl FakeModel {
         }
         self.slabs.write(row, at_start, &chains);
         if client.is_unmasking(row.start as usize) {
-            let place = |position| position + 1 - row.start as usize;
+            let place = |position| position + 1 - begin;
             let places = place(with_logits.start)..place(with_logits.end);
-            let kept = pass(at_start, tokens, places, self.alphabet);
+            let end = row.end() + row.tokens_behind as usize;
+            let seen = (begin..end).map(|position| {
+                let cell = self.cell(batch, row, position).expect("an earlier pass");
+                assert_eq!(cell.tenant, client.request.tenant, "M6: {row:?}");
+                assert_eq!(cell.position, position, "M6: {row:?}");
+                cell.token
+            });
+            let seen: Vec<TokenId> = seen.collect();
+            let kept = pass(at_start, &seen, places, self.alphabet);
             return kept
                 .into_iter()
                 .map(|token| token.unwrap_or(MASK))
@@ -217,6 +231,8 @@ pub(crate) struct Client {
     pub(crate) request: Request,
     pub(crate) rules: Option<Diffusion>, // If it wants block diffusion.
     ahead: Vec<TokenId>,                 // The rest of the block.
+    seen: Option<Vec<TokenId>>,          // The block that the last pass over all of it saw.
+    has_pass: bool,                      // The pages hold that pass.
     pub(crate) output: Vec<TokenId>,
     pub(crate) answer: Vec<TokenId>, // The output of the same request when it runs alone.
     pub(crate) reason: FinishReason, // The expected reason, as far as it is known now.
@@ -254,6 +270,8 @@ impl Client {
             request,
             rules,
             ahead: Vec::new(),
+            seen: None,
+            has_pass: false,
             output: Vec::new(),
             answer,
             reason,
@@ -288,6 +306,28 @@ impl Client {
     fn begin_block(&mut self) {
         let rest = self.known().next_multiple_of(self.block()) - self.known();
         self.ahead = vec![MASK; rest];
+        self.seen = None;
+        self.has_pass = false;
+    }
+
+    /// Notes that the request has lost its pages.
+    pub(crate) fn lose_pages(&mut self) {
+        self.computed = None;
+        self.has_pass = false;
+    }
+
+    /// Returns what the next pass over the block computes.
+    pub(crate) fn next_pass(&self) -> NextPass {
+        let seen = self.seen.as_ref().map(|seen| (&**seen, self.has_pass));
+        blocks::next_pass(self.rules(), &self.block_tokens(), seen)
+    }
+
+    /// Returns how many tokens were computed before a row: all before it, or before its block.
+    fn computed_before(&self, row: &Row) -> usize {
+        match self.is_unmasking(row.start as usize) {
+            true => self.known() / self.block() * self.block(),
+            false => row.start as usize,
+        }
     }
 
     /// Returns the tokens of the block that is filled.
@@ -300,7 +340,7 @@ impl Client {
     /// Returns whether a row from `start` on is a pass over a block.
     pub(crate) fn is_unmasking(&self, start: usize) -> bool {
         let (known, block) = (self.known(), self.block());
-        !known.is_multiple_of(block) && start == known / block * block
+        !known.is_multiple_of(block) && start >= known / block * block
     }
 
     /// Returns the hash of the block at a position whose token is known, if keys are not causal.
@@ -322,8 +362,17 @@ impl Client {
             sampled[failed] = Sampled::Failed;
             return sampled;
         }
-        let places = next_places(self.rules(), &self.block_tokens());
-        let known = self.block_tokens().len() - self.ahead.len();
+        let block = self.block_tokens();
+        let pass = self.next_pass();
+        if pass.row.len() == block.len() {
+            self.seen.get_or_insert_default().clone_from(&pass.tokens);
+            self.has_pass = true;
+        }
+        if tokens.is_empty() {
+            return Vec::new();
+        }
+        let places = pass.unknown;
+        let known = block.len() - self.ahead.len();
         for (place, &token) in places.zip(tokens) {
             if token != MASK {
                 self.ahead[place - known] = token;

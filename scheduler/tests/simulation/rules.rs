@@ -7,7 +7,6 @@ use sterna_scheduler::{
     SequenceId, Step, TokenId,
 };
 
-use crate::blocks::next_places;
 use crate::model::Client;
 
 /// A copy of the scheduler's constant.
@@ -91,7 +90,8 @@ pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
     if client.rules.is_some() {
         return check_block_row(row, tokens, client);
     }
-    assert_eq!((row.block, row.behind_logits), (0, 0), "{row:?} is causal");
+    let of_blocks = (row.block, row.behind_logits, row.tokens_behind);
+    assert_eq!(of_blocks, (0, 0, 0), "{row:?} is causal");
     let end = row.end().min(known.len());
     let (len, drafts) = (end - start, row.end() - end);
     assert_eq!(tokens[..len], known[start..end]);
@@ -128,19 +128,30 @@ pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
 /// whole blocks.
 fn check_block_row(row: &Row, tokens: &[TokenId], client: &Client) {
     let (size, known, start) = (client.block(), client.known(), row.start as usize);
+    let computed = match client.is_unmasking(start) {
+        true => known / size * size,
+        false => start,
+    };
     assert_eq!(
-        client.computed.unwrap_or(start),
-        start,
+        client.computed.unwrap_or(computed),
+        computed,
         "{row:?} repeats or skips tokens"
     );
     let is_causal = client.rules.is_some_and(|rules| rules.is_causal);
     if client.is_unmasking(start) {
-        let block = client.block_tokens();
-        assert_eq!(tokens, block, "{row:?} is the block");
-        let places = next_places(client.rules(), &block);
-        let wanted = start + places.start - 1..start + places.end - 1;
-        assert_eq!(row.logits_range(), wanted, "{row:?} has other logits");
+        let (begin, pass) = (computed, client.next_pass());
+        assert_eq!(tokens, pass.tokens, "{row:?} is the block or a part");
+        assert_eq!(
+            start..row.end(),
+            begin + pass.row.start..begin + pass.row.end
+        );
+        assert_eq!(row.logits as usize, pass.unknown.len(), "{row:?}");
+        if row.logits > 0 {
+            let wanted = begin + pass.unknown.start - 1..begin + pass.unknown.end - 1;
+            assert_eq!(row.logits_range(), wanted, "{row:?} has other logits");
+        }
         assert_eq!(row.block as usize, size);
+        assert_eq!(row.end() + row.tokens_behind as usize, begin + size);
         return;
     }
     let expected: Vec<TokenId> = (start..row.end()).map(|at| client.token(at)).collect();
@@ -155,6 +166,7 @@ fn check_block_row(row: &Row, tokens: &[TokenId], client: &Client) {
         (logits, 0),
         "{row:?}"
     );
+    assert_eq!(row.tokens_behind, 0, "{row:?}");
     let block = if is_causal { 0 } else { size };
     assert_eq!(row.block as usize, block, "{row:?}");
     assert!(is_causal || start.is_multiple_of(size) && row.end().is_multiple_of(size));

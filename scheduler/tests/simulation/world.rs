@@ -466,7 +466,7 @@ impl World {
                     self.check_preempted(id);
                     let client = alive(&mut self.clients, id);
                     client.is_waiting = true;
-                    client.computed = None;
+                    client.lose_pages();
                     client.last_token_at = None;
                     coverage.repeated_preemptions += u64::from(client.preempted >= 3);
                     client.preempted += 1;
@@ -595,13 +595,18 @@ fn receive(
             continue;
         }
         if client.is_unmasking(row.start as usize) {
+            let begin = row.start as usize / client.block() * client.block();
             sampled.extend(client.unmask(&tokens, fails_at));
             if client.has_failed() {
                 model.erase_row(batch, row.sequence);
                 coverage.failed_rows += 1;
             }
-            client.computed = Some(row.start as usize);
-            client.last_token_at = Some(now);
+            client.computed = Some(begin);
+            coverage.part_passes += u64::from(row.len() < client.block());
+            coverage.restored_blocks += u64::from(row.logits == 0);
+            if row.logits > 0 {
+                client.last_token_at = Some(now);
+            }
             continue;
         }
         // Without the random numbers, so that seeds keep their worlds.

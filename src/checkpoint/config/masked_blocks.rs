@@ -18,10 +18,10 @@ const MAX_BLOCK: usize = 256;
 /// at a place predicts the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MaskedBlocks {
-    /// The largest number of tokens in a block.
-    pub size: usize,
-    /// The token in the place of an unknown token.
-    pub mask_token: u32,
+    /// The largest number of tokens in a block, if the checkpoint says it.
+    pub size: Option<usize>,
+    /// The token in the place of an unknown token, if the checkpoint names it.
+    pub mask_token: Option<u32>,
     /// Which attention the keys and values of known tokens come from.
     pub committed_attention: CommittedAttention,
 }
@@ -56,8 +56,8 @@ impl MaskedBlocks {
     /// `|<MASK>|`.
     ///
     /// # Errors
-    /// If one of size and mask token is missing or out of range, or if nothing says which attention
-    /// the keys and values of known tokens come from.
+    /// If size or mask token are out of range, or if nothing says which attention the keys and
+    /// values of known tokens come from.
     pub(super) fn read(
         source: &Source,
         of_config: &BlocksJson,
@@ -132,22 +132,20 @@ impl MaskedBlocks {
         vocab: usize,
         error: impl Fn(&str, String) -> LoadError,
     ) -> LoadResult<MaskedBlocks> {
-        let missing =
-            |field: &str| error(field, "missing, and the model fills masked blocks".into());
-        let size = size.ok_or_else(|| missing("block_size"))?;
-        let mask_token = mask_token.ok_or_else(|| missing("mask_token_id"))?;
-        if !(2..=MAX_BLOCK).contains(&size) {
+        if let Some(size) = size.filter(|size| !(2..=MAX_BLOCK).contains(size)) {
             let problem = format!("must be between 2 and {MAX_BLOCK}; got {size}");
             return Err(error("block_size", problem));
         }
-        if mask_token >= vocab {
+        if let Some(mask_token) = mask_token.filter(|token| *token >= vocab) {
             let problem = format!("must be one of the {vocab} tokens; got {mask_token}");
             return Err(error("mask_token_id", problem));
         }
-        let committed_attention = attention.ok_or_else(|| missing("committed_attention"))?;
+        let missing = "missing, and the model fills masked blocks";
+        let committed_attention =
+            attention.ok_or_else(|| error("committed_attention", missing.to_owned()))?;
         Ok(MaskedBlocks {
             size,
-            mask_token: mask_token as u32,
+            mask_token: mask_token.map(|token| token as u32),
             committed_attention,
         })
     }
@@ -155,28 +153,32 @@ impl MaskedBlocks {
     /// Returns the fields of `config.json`.
     pub(super) fn fields(self) -> impl Iterator<Item = (String, Value)> {
         let fields = [
-            ("block_size", json!(self.size)),
-            ("mask_token_id", json!(self.mask_token)),
-            ("committed_attention", json!(self.committed_attention)),
+            ("block_size", self.size.map(|size| json!(size))),
+            ("mask_token_id", self.mask_token.map(|token| json!(token))),
+            ("committed_attention", Some(json!(self.committed_attention))),
         ];
         fields
             .into_iter()
-            .map(|(field, value)| (field.to_owned(), value))
+            .filter_map(|(field, value)| Some((field.to_owned(), value?)))
     }
 
     /// Returns the metadata of a GGUF file, whose architecture is called `name`.
     pub(super) fn metadata(self, name: &str) -> MetadataEntries {
-        vec![
-            (
-                format!("{name}.block_size"),
-                MetadataValue::Size(self.size as u32),
-            ),
-            (MASK_TOKEN.to_owned(), MetadataValue::Size(self.mask_token)),
+        let size = self.size.map(|size| MetadataValue::Size(size as u32));
+        let mask_token = self.mask_token.map(MetadataValue::Size);
+        let is_causal = self.committed_attention == CommittedAttention::Causal;
+        let entries = [
+            (format!("{name}.block_size"), size),
+            (MASK_TOKEN.to_owned(), mask_token),
             (
                 format!("{name}.attention.causal"),
-                MetadataValue::Bool(self.committed_attention == CommittedAttention::Causal),
+                Some(MetadataValue::Bool(is_causal)),
             ),
-        ]
+        ];
+        let stated = entries.into_iter();
+        stated
+            .filter_map(|(key, value)| Some((key, value?)))
+            .collect()
     }
 }
 

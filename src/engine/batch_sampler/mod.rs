@@ -25,6 +25,8 @@ pub struct Continuation<'a> {
     pub rules: &'a OutputRules,
     /// Its prompt and output so far.
     pub known: &'a [TokenId],
+    /// The tokens after those up to the end of the block that it fills, some of them mask tokens.
+    pub ahead: &'a [TokenId],
     /// The length of its prompt.
     pub prompt_tokens: usize,
     /// Which tokens may be drawn, if its output follows a grammar.
@@ -398,9 +400,7 @@ impl WorkerPart<'_> {
             if sequence.params.unmasking.is_some() && row.end() > sequence.known.len() {
                 let of_place = |place, row: &mut [f32]| logits(own.start + place, row);
                 let first = position(own.start) + 1;
-                let block = (batch.tokens(row), row.start as usize);
-                self.worker
-                    .unmask_row(&sequence, block, first, of_place, draws);
+                self.worker.unmask_row(&sequence, first, of_place, draws);
                 continue;
             }
             let scored = scored_of(row, sequence.known.len());
@@ -463,12 +463,10 @@ impl SamplerWorker {
         true
     }
 
-    /// Draws a token in the place of each mask token among the positions from `first` on. `block`
-    /// are the tokens of a block, and the position of the first of them.
+    /// Draws a token in the place of each mask token among the positions from `first` on.
     fn unmask_row(
         &mut self,
         sequence: &Continuation<'_>,
-        (tokens, start): (&[TokenId], usize),
         first: usize,
         copy_row: impl Fn(usize, &mut [f32]),
         draws: &mut [Draw],
@@ -477,8 +475,8 @@ impl SamplerWorker {
             return;
         };
         self.history.clear();
-        self.history.extend_from_slice(&sequence.known[..start]);
-        self.history.extend_from_slice(tokens);
+        self.history.extend_from_slice(sequence.known);
+        self.history.extend_from_slice(sequence.ahead);
         for (place, draw) in draws.iter_mut().enumerate() {
             let position = first + place;
             if self.history[position] != unmasking.mask_token {

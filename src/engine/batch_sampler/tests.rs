@@ -142,6 +142,7 @@ fn run(
                 params: &sequence.params,
                 rules: &sequence.rules,
                 known: &sequence.tokens,
+                ahead: &[],
                 prompt_tokens: sequence.prompt_tokens,
                 masks: None,
             }
@@ -256,6 +257,7 @@ fn sample_drafted(tokens: &[TokenId], rules: &OutputRules) -> Vec<Sampled> {
         params: &params,
         rules,
         known: &[10, 11],
+        ahead: &[],
         prompt_tokens: 1,
         masks: None,
     });
@@ -282,6 +284,7 @@ fn a_panic_while_tokens_are_counted_changes_no_later_draw() {
             params: &params,
             rules: &rules,
             known,
+            ahead: &[],
             prompt_tokens: 1,
             masks: None,
         });
@@ -378,6 +381,7 @@ fn the_scores_of_a_prompt_do_not_depend_on_the_worker_and_nothing_follows_a_fail
             params: &params,
             rules: &rules,
             known: &PROMPT,
+            ahead: &[],
             prompt_tokens: 9,
             masks: None,
         });
