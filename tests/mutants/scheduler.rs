@@ -3,7 +3,7 @@
 use super::copies::{Copy, Mutant};
 
 /// The number of simulated steps in which each mistake must be found.
-const STEPS: &str = "60000";
+const STEPS: &str = "120000";
 
 /// The simulation's tests that must find the mistakes.
 const TESTS: [&str; 6] = [
