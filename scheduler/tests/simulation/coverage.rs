@@ -127,7 +127,7 @@ impl Coverage {
             ("blocks computed again", self.restored_blocks),
         ];
         for (name, count) in rare {
-            assert!(count >= self.steps / 10_000, "only {count} {name}");
+            assert!(count >= self.steps / 20_000, "only {count} {name}");
         }
         let longest = self.longest_pause;
         let is_enough = longest == 7 || self.steps < 100_000;
