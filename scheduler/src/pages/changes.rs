@@ -82,7 +82,7 @@ impl<S: std::hash::BuildHasher + Clone> PagePool<S> {
                 Owner::Public => None,
                 Owner::Tenant(tenant) => Some(tenant),
             },
-            tokens: edge.tokens,
+            tokens: *edge.tokens,
         })
     }
 }

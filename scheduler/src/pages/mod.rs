@@ -314,7 +314,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
                 None
             }
         };
-        let &Edge { parent, tokens, .. } = edge;
+        let (parent, tokens) = (edge.parent, *edge.tokens);
         self.changes.record(|| {
             CacheChange::Stored(StoredPage {
                 page,

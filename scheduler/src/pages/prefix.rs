@@ -8,7 +8,7 @@
 //! Invariant: a page's parent has the same owner or is public. So no tenant finds another tenant's
 //! pages; tenants share only the prefixes that the operator has declared.
 
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash, Hasher};
 
 use super::children::{ChildList, ChildLists};
 use super::lists::PageLists;
@@ -53,12 +53,30 @@ impl<'a> Behind<'a> {
 ///
 /// The keys and values of a token depend on all tokens before it, so the parent is part of the
 /// identity. If tokens attend to all of their block, the rest of the block is too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Edge<'a> {
     pub(crate) owner: Owner,
     pub(crate) parent: Option<Page>, // `None` for the first page of a prompt.
-    pub(crate) tokens: [TokenId; PAGE_TOKENS],
+    pub(crate) tokens: &'a [TokenId; PAGE_TOKENS],
     pub(crate) behind: Behind<'a>,
+}
+
+/// A lookup hashes each page of a prompt, so there are few writes. Without blocks, `behind` is empty
+/// and costs none.
+impl Hash for Edge<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let owner = match self.owner {
+            Owner::Public => None,
+            Owner::Tenant(tenant) => Some(tenant.0),
+        };
+        let parent = self.parent.map(|page| page.index() as u64);
+        state.write_u64(owner.map_or(0, |tenant| u64::from(tenant) + 1));
+        state.write_u64(parent.map_or(0, |page| page + 1));
+        self.tokens.hash(state);
+        if self.behind.block != 0 {
+            self.behind.hash(state);
+        }
+    }
 }
 
 /// A page in the tree.
@@ -77,7 +95,7 @@ impl TreeNode {
         TreeNode {
             owner: edge.owner,
             parent: edge.parent,
-            tokens: edge.tokens,
+            tokens: *edge.tokens,
             len,
             block: edge.behind.block,
             behind: edge.behind.tokens.into(),
@@ -88,7 +106,7 @@ impl TreeNode {
         Edge {
             owner: self.owner,
             parent: self.parent,
-            tokens: self.tokens,
+            tokens: &self.tokens,
             behind: Behind {
                 block: self.block,
                 tokens: &self.behind,
@@ -131,11 +149,11 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         tenant: TenantId,
         public: &[PublicPrefix],
         parent: Option<Page>,
-        tokens: [TokenId; PAGE_TOKENS],
+        tokens: &'a [TokenId; PAGE_TOKENS],
         behind: Behind<'a>,
     ) -> Edge<'a> {
         let mut declared = self.public.after(public, parent);
-        let owner = if declared.any(|next| *next == tokens) {
+        let owner = if declared.any(|next| next == tokens) {
             Owner::Public
         } else {
             Owner::Tenant(tenant)
@@ -160,7 +178,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
     ) -> impl Iterator<Item = Page> + 'a {
         let (whole_pages, _) = tokens.as_chunks::<PAGE_TOKENS>();
         let mut parent = None;
-        (whole_pages.iter().enumerate()).map_while(move |(index, &page)| {
+        (whole_pages.iter().enumerate()).map_while(move |(index, page)| {
             let behind = Behind::page(block, tokens, (index + 1) * PAGE_TOKENS)?;
             parent = self.get(&self.edge_for(tenant, public, parent, page, behind));
             parent
@@ -211,7 +229,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         parent: Option<Page>,
     ) -> impl Iterator<Item = Page> + 'a {
         let declared = self.public.after(public, parent).take(SCANNED);
-        let public = declared.filter_map(move |&tokens| {
+        let public = declared.filter_map(move |tokens| {
             self.get(&Edge {
                 owner: Owner::Public,
                 parent,
@@ -265,7 +283,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         }
         self.index.push_last(bucket, page);
         if edge.owner == Owner::Public {
-            self.public.record(page, edge.parent, &edge.tokens);
+            self.public.record(page, edge.parent, edge.tokens);
         }
         self.add_node(page, TreeNode::new(edge, PAGE_TOKENS));
         None
@@ -281,13 +299,14 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         tokens: &[TokenId],
     ) {
         let len = tokens.len();
-        let mut edge = Edge {
+        let mut padded = [0; PAGE_TOKENS];
+        padded[..len].copy_from_slice(tokens);
+        let edge = Edge {
             owner: Owner::Tenant(tenant),
             parent,
-            tokens: [0; PAGE_TOKENS],
+            tokens: &padded,
             behind: Behind::default(),
         };
-        edge.tokens[..len].copy_from_slice(tokens);
         self.add_node(page, TreeNode::new(&edge, len));
     }
 

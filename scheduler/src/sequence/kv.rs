@@ -238,7 +238,7 @@ impl Sequence {
         let pages = tables.get_mut(&self.kv.table);
         let published = self.kv.table.published;
         let mut redirected = 0;
-        for (index, &tokens) in whole_pages.iter().enumerate().skip(published) {
+        for (index, tokens) in whole_pages.iter().enumerate().skip(published) {
             let parent = index.checked_sub(1).map(|parent| pages[parent]);
             let behind = Behind::page(block, computed, (index + 1) * PAGE_TOKENS);
             let behind = behind.expect("whole blocks are computed");

@@ -21,14 +21,11 @@ fn publish_path(
     let mut table: Vec<Page> = Vec::new();
     for &token in path {
         let page = pool.take(sequence(), tenant).unwrap();
+        let tokens = [token; PAGE_TOKENS];
         let parent = table.last().copied();
-        let edge = pool.tree.edge_for(
-            tenant,
-            public,
-            parent,
-            [token; PAGE_TOKENS],
-            Behind::default(),
-        );
+        let edge = pool
+            .tree
+            .edge_for(tenant, public, parent, &tokens, Behind::default());
         table.push(pool.publish(sequence(), page, &edge));
     }
     table

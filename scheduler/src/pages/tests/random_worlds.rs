@@ -364,7 +364,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         let (pages, _) = sequence.tokens.as_chunks::<PAGE_TOKENS>();
         let tokens = pages[sequence.in_tree];
         let (tenant, public, tree) = (sequence.tenant, &sequence.public, &self.pool.tree);
-        let edge = tree.edge_for(tenant, public, parent, tokens, Behind::default());
+        let edge = tree.edge_for(tenant, public, parent, &tokens, Behind::default());
         let owner = self
             .reference
             .owner(sequence.tenant, &sequence.public, parent, &tokens);
