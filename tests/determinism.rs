@@ -14,13 +14,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna::checkpoint::synthetic::{ExpertSizes, RecurrentHeads, Shape};
-use sterna::checkpoint::{ModelConfig, QWEN3_5, QWEN3_MOE, Source};
+use sterna::checkpoint::{MAPLE, ModelConfig, QWEN3_5, Source};
 use sterna::engine::{
     Budget, CostModel, Diffusion, Engine, EngineConfig, EngineHandle, EventStream, Forward,
     GenerationRequest, Limits, LogitRows, Policy, SamplingParams, StreamEvent, TenantId, Unmasking,
 };
 use sterna::metrics::{Identity, Metrics};
-use sterna::model::{KvStore, LoadOptions, Model};
+use sterna::model::{ExpertUse, KvStore, LoadOptions, Model};
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, OwnDrafts, PAGE_TOKENS, StateLimits};
@@ -51,6 +51,10 @@ impl Forward for Recorded {
 
     fn vocabulary(&self) -> usize {
         Forward::vocabulary(&self.model)
+    }
+
+    fn expert_use(&self) -> ExpertUse {
+        self.model.expert_use()
     }
 
     fn new_kv_store(&self, limits: &Limits) -> std::io::Result<KvStore> {
@@ -165,10 +169,11 @@ const RECURRENT: Shape = Shape {
     experts: None,
 };
 
-/// A random model whose feed-forward halves are mixtures. Its groups do not divide a panel.
+/// A random model whose feed-forward halves are mixtures. Its groups do not divide a panel. Most
+/// layers attend to near tokens.
 const MIXTURE: Shape = Shape {
     name: "mixture",
-    architecture: &QWEN3_MOE,
+    architecture: &MAPLE,
     hidden: 128,
     group: Some(64),
     recurrent: None,
@@ -909,7 +914,14 @@ fn a_block_that_lost_its_pages_is_filled_as_if_it_had_not() {
 
 #[test]
 fn no_condition_changes_an_answer_of_a_mixture() {
-    let source = MIXTURE.in_memory(1);
+    let random = MIXTURE.in_memory(1);
+    let [config, weights] = ["config.json", "model.safetensors"].map(|name| {
+        let content = random.read(name).unwrap().unwrap();
+        (name.to_owned(), content.to_vec())
+    });
+    let mut short: serde_json::Value = serde_json::from_slice(&config.1).unwrap();
+    short["sliding_window"] = 24.into(); // Shorter than the prompts.
+    let source = Source::in_memory([(config.0, short.to_string().into_bytes()), weights]);
     let start = |condition: Condition| {
         let (limits, drafts) = (condition.limits(), looked_up(condition.drafts));
         start_model(&source, KvDtype::F16, limits, condition.threads, drafts)
@@ -917,6 +929,11 @@ fn no_condition_changes_an_answer_of_a_mixture() {
     let alone = start(condition("alone", Runs::InTurn));
     let servers = CONDITIONS.map(start);
     compare_all_conditions("mixture", &alone, &servers, |request| request);
+    let counts = ["hits", "candidates", "rows", "rows_at_largest_load"];
+    let counts = counts.map(|name| alone.counter(&format!("sterna_expert_{name}_total")));
+    let [hits, candidates, rows, rows_at_largest_load] = counts;
+    assert!(0 < hits && hits < candidates, "{counts:?}");
+    assert!(hits <= rows && rows < rows_at_largest_load, "{counts:?}");
 }
 
 /// With few different tokens, the answers of random weights repeat themselves.

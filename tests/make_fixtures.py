@@ -82,6 +82,7 @@ from pathlib import Path
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import maple_reference
 import tokenizers
 import torch
 import transformers
@@ -160,7 +161,8 @@ class Layout:
     head: bool = True  # False: no output head, and no prefix `model.` in the names
     recurrent: Recurrent | None = None  # the recurrent layers of a hybrid
     experts: tuple | None = None  # their number, those of a token, `norm_topk_prob`
-    window: int | None = None  # of the layers of Gemma that attend to near tokens
+    dense_layers: tuple = ()  # The layers whose feed-forward half is no mixture.
+    window: int | None = None  # of the layers that attend to near tokens
     query_scalar: int | None = None  # of Gemma: attention multiplies by its inverse root
     rope_scaling: dict = field(default_factory=dict)
     lrc_rank: int | None = None  # of the low-rank correction of every linear of the layers
@@ -402,6 +404,62 @@ LAYOUTS = [
         rms_norm_eps=1e-6,
         template="llama3",
         prompt_lengths=(1, 7, 19, 150),
+    ),
+    # Weights that do not add up to 1, and a dense half after the mixture.
+    Layout(
+        "qwen3-moe-plain",
+        26,
+        architecture="qwen3_moe",
+        experts=(5, 3, False),
+        dense_layers=(1,),
+        group=64,
+        hidden=64,
+        intermediate=64,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        vocab=318,
+        rope_theta=1000000.0,
+        rms_norm_eps=1e-6,
+        template="llama3",
+    ),
+    Layout(
+        "mixtral-group64",
+        28,
+        architecture="mixtral",
+        experts=(4, 2, True),
+        group=64,
+        hidden=64,
+        intermediate=64,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        vocab=316,
+        tied=False,
+        rope_theta=1000000.0,
+        tokenizer="gpt2",
+        template="falcon3",
+    ),
+    # The window ends inside a page, and the longest prompt is longer than window and span.
+    Layout(
+        "maple-row",
+        25,
+        architecture="maple",
+        config_style="transformers4",
+        experts=(6, 2, True),
+        group=64,
+        hidden=64,
+        intermediate=64,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        vocab=317,
+        tied=False,
+        window=40,
+        rms_norm_eps=1e-6,
+        template="llama3",
+        prompt_lengths=(1, 7, 39, 320),
     ),
     # Whole blocks of GGUF in every row. `tests/gguf/write.py` writes them as GGUF too.
     Layout(
@@ -965,7 +1023,8 @@ def write_config(layout, tokenizer, directory):
     """Writes config.json as the layout's version of `transformers` does."""
     architectures = {"bitnet": "BitNet", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     architectures["gemma3_text"] = "Gemma3" if layout.head else "Gemma3Text"
-    architectures |= {HYBRID: "Qwen3_5", "qwen3_moe": "Qwen3Moe"}
+    architectures |= {HYBRID: "Qwen3_5", "qwen3_moe": "Qwen3Moe", "maple": "Maple"}
+    architectures["mixtral"] = "Mixtral"
     kind = "ForCausalLM" if layout.head else "Model"
     quantization = {"quant_method": "bitnet"}
     if layout.linear_class is not None:
@@ -995,11 +1054,23 @@ def write_config(layout, tokenizer, directory):
         config["query_pre_attn_scalar"] = layout.query_scalar
     if layout.experts is not None:
         count, used, normalizes = layout.experts
+        config["num_experts_per_tok"] = used
+        if layout.architecture == "mixtral":
+            config["num_local_experts"] = count
+        else:
+            config |= {
+                "num_experts": count,
+                "moe_intermediate_size": layout.intermediate,
+                "norm_topk_prob": normalizes,
+            }
+        if layout.dense_layers:
+            config["mlp_only_layers"] = list(layout.dense_layers)
+    if layout.architecture == "maple":
         config |= {
-            "num_experts": count,
-            "num_experts_per_tok": used,
-            "moe_intermediate_size": layout.intermediate,
-            "norm_topk_prob": normalizes,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": layout.window,
+            "partial_rotary_factor": 0.5,
+            "nope_on_global_attention": True,
         }
     if layout.recurrent is not None:
         config |= {
@@ -1102,14 +1173,15 @@ def random_tensors(layout):
             tensors[f"{layer}.pre_feedforward_layernorm.weight"] = stored_norm(hidden)
             tensors[f"{layer}.post_feedforward_layernorm.weight"] = stored_norm(hidden)
         attends = not layout.is_recurrent(index)
-        if layout.architecture in ("qwen3", "qwen3_moe", "gemma3_text", HYBRID) and attends:
+        with_head_norms = ("qwen3", "qwen3_moe", "maple", "gemma3_text", HYBRID)
+        if layout.architecture in with_head_norms and attends:
             tensors[f"{layer}.self_attn.q_norm.weight"] = stored_norm(head_dim)
             tensors[f"{layer}.self_attn.k_norm.weight"] = stored_norm(head_dim)
         if layout.architecture == "bitnet":
             tensors[f"{layer}.self_attn.attn_sub_norm.weight"] = norm(hidden)
             tensors[f"{layer}.mlp.ffn_sub_norm.weight"] = norm(inner)
         shapes = ternary
-        if layout.experts is not None:
+        if layout.experts is not None and index not in layout.dense_layers:
             shapes = {name: shape for name, shape in ternary.items() if "mlp" not in name}
             for expert in range(layout.experts[0]):
                 mixture = {name: shape for name, shape in ternary.items() if "mlp" in name}
@@ -1259,7 +1331,18 @@ def write_checkpoint(layout, directory):
     tensors = checkpoint_tensors(layout)
     if not layout.head:
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    if layout.architecture == "maple":
+        embedding = tensors.pop("model.embed_tokens.weight")
+        tensors["model.word_embeddings.weight"] = embedding
+    if layout.architecture == "mixtral":
+        tensors = {mixtral_name(name): tensor for name, tensor in tensors.items()}
     save_tensors(tensors, directory, layout.shards)
+
+
+def mixtral_name(name):
+    """Returns what Mixtral calls a tensor of Qwen 3 MoE."""
+    names = {"mlp": "block_sparse_moe", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    return ".".join(names.get(part, part) for part in name.split("."))
 
 
 # ---- Running the reference ----------------------------------------------------------------------
@@ -1284,7 +1367,7 @@ ALL_MASK_ATTENTION_FUNCTIONS.register("f16_cache", eager_mask)
 
 def has_experts(module):
     """Returns whether a module has the merged matrices of a layer's experts."""
-    return type(module).__name__.endswith("MoeExperts")
+    return type(module).__name__.endswith(("MoeExperts", "MixtralExperts"))
 
 
 def round_experts(module, group):
@@ -1342,6 +1425,11 @@ class Reference:
         """
         config = json.loads((directory / "config.json").read_text())
         self.has_head = config["architectures"][0].endswith("ForCausalLM")
+        if config["model_type"] == "maple":
+            self.model, self.is_hybrid = maple_reference.load(directory), False
+            self.round_inputs(group, scales)
+            self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            return
         self.model, report = (AutoModelForCausalLM if self.has_head else AutoModel).from_pretrained(
             directory,
             dtype=torch.float32,
@@ -1360,11 +1448,7 @@ class Reference:
             if scales is not None and name in scales:
                 weight = in_groups(module.weight, scales[name])
                 module.forward = lambda x, weight=weight: torch.nn.functional.linear(x, weight)
-        if group is not None:
-            for module in self.ternary_linears() if scales is None else self.bit_linears():
-                module.register_forward_pre_hook(lambda _, inputs: (by_groups(inputs[0], group),))
-            for module in filter(has_experts, self.model.modules()):
-                round_experts(module, group)
+        self.round_inputs(group, scales)
         self.is_hybrid = config["model_type"] == HYBRID
         for package in ("kernels", "fla", "causal_conv1d") if self.is_hybrid else ():
             assert importlib.util.find_spec(package) is None, f"{package} replaces the reference"
@@ -1377,6 +1461,14 @@ class Reference:
                 module = modules[name.removesuffix(".norm.weight")]
                 as_bit_linear(module, tensors[name].float(), config["rms_norm_eps"])
         self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+    def round_inputs(self, group, scales):
+        """Rounds the inputs of ternary linears to int8 in groups of so many columns, if any."""
+        if group is not None:
+            for module in self.ternary_linears() if scales is None else self.bit_linears():
+                module.register_forward_pre_hook(lambda _, inputs: (by_groups(inputs[0], group),))
+            for module in filter(has_experts, self.model.modules()):
+                round_experts(module, group)
 
     def add_corrections(self, tensors):
         """Adds the low-rank correction of its input to the output of each linear that has one."""

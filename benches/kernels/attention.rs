@@ -84,6 +84,7 @@ fn attend(
     let mut before = 0;
     while let Some(pages) = spans.next() {
         let span = Span {
+            hidden: Span::NONE_HIDDEN,
             pages,
             next: spans.peek().copied().unwrap_or(next),
             visible: SPAN_TOKENS.min(positions.start + 1 - before),

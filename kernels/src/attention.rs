@@ -39,8 +39,11 @@
 //! Invariant: the result for a query depends on its position alone, not on chunks, batches or
 //! threads. Its sums run as if it were the only query.
 //!
-//! Invariant: a key that a query must not see contributes nothing to it, whatever the key's memory
-//! holds. A recycled page may hold NaN, a later token infinity.
+//! Invariant: a key behind those that a query sees contributes nothing to it, whatever the key's
+//! memory holds. A recycled page may hold NaN, a later token infinity. A key that is too far away,
+//! in a layer whose tokens attend to a window, gets the weight 0: its page holds it still.
+
+use std::ops::Range;
 
 use crate::elementwise::{LANES, exp, larger, largest_lane, sum_lanes};
 use crate::int8_rows::Int8Row;
@@ -59,6 +62,15 @@ pub struct Span<'a> {
     /// The number of the span's keys that the first position sees. Each further position sees one
     /// more, up to the end of the span.
     pub visible: usize,
+    /// The number of the span's first keys that are too far away for the first position to see. It
+    /// may be negative. One more is too far away for each further position. The pages hold these
+    /// keys and values, which must be finite: they get the weight 0.
+    pub hidden: isize,
+}
+
+impl Span<'_> {
+    /// What is hidden if no key is too far away.
+    pub const NONE_HIDDEN: isize = isize::MIN / 2;
 }
 
 /// The values of one query, its products with the keys of a span, or its sums. The size is fixed,
@@ -196,6 +208,13 @@ impl AttentionState {
         (visible + row / self.group).min(SPAN_TOKENS)
     }
 
+    /// Returns how many of the first keys of a span are too far away for query `row`, if `hidden`
+    /// are for the first position.
+    #[inline(always)]
+    pub(crate) fn hidden(&self, row: usize, hidden: isize) -> usize {
+        (hidden + (row / self.group) as isize).max(0) as usize
+    }
+
     /// Returns the buffers of the first product: queries, and their products with the keys.
     #[inline(always)]
     pub(crate) fn score_buffers(&mut self) -> ProductBuffers<'_> {
@@ -250,17 +269,22 @@ impl AttentionState {
     /// there are scales, a product is first multiplied by the scale of its key, and a weight then
     /// by the scale of its value. The weights that the sum adds up have no scale.
     ///
-    /// The weights of keys that a query does not see are unspecified.
+    /// The weights of keys that are too far away are 0. Those of keys behind the last one that a
+    /// query sees are unspecified.
     #[inline(always)]
-    pub(crate) fn weigh_span(&mut self, visible: usize, scales: Option<&SpanScales>) {
+    pub(crate) fn weigh_span(
+        &mut self,
+        (visible, hidden): (usize, isize),
+        scales: Option<&SpanScales>,
+    ) {
         let factor = 1.0 / (self.head_dim as f32).sqrt();
         for row in 0..self.rows() {
-            let seen = self.seen(row, visible);
+            let (seen, hidden) = (self.seen(row, visible), self.hidden(row, hidden));
             let scores = &mut self.scores[row].0[..seen.next_multiple_of(LANES)];
             if let Some(scales) = scales {
                 multiply(scores, &scales.keys);
             }
-            (self.span.largest[row], self.span.sum[row]) = weigh(scores, seen, factor);
+            (self.span.largest[row], self.span.sum[row]) = weigh(scores, hidden..seen, factor);
             if let Some(scales) = scales {
                 multiply(scores, &scales.values);
             }
@@ -275,12 +299,12 @@ impl AttentionState {
         let factor = 1.0 / (self.head_dim as f32).sqrt();
         let end = span.pages.len() * PAGE_TOKENS;
         for row in 0..self.rows() {
-            let seen = self.seen(row, span.visible);
+            let (seen, hidden) = (self.seen(row, span.visible), self.hidden(row, span.hidden));
             let scores = &mut self.scores[row].0[..end];
             let int8 = &mut self.int8[row];
             multiply(scores, &scales.keys);
             let factor = factor * int8.query_scale;
-            (self.span.largest[row], self.span.sum[row]) = weigh(scores, seen, factor);
+            (self.span.largest[row], self.span.sum[row]) = weigh(scores, hidden..seen, factor);
             multiply(scores, &scales.values);
             scores[seen..].fill(0.0);
             int8.set_weights(scores);
@@ -317,11 +341,12 @@ fn multiply(scores: &mut [f32], scales: &[f32; SPAN_TOKENS]) {
     }
 }
 
-/// Turns products, of which a query sees the first `seen`, into weights: exp(score − largest) with
+/// Turns products, of which a query sees those of `seen`, into weights: exp(score − largest) with
 /// score = product · factor. Returns the largest score and the sum of the weights.
 #[inline(always)]
-fn weigh(scores: &mut [f32], seen: usize, factor: f32) -> (f32, f32) {
-    scores[seen..].fill(f32::NEG_INFINITY);
+fn weigh(scores: &mut [f32], seen: Range<usize>, factor: f32) -> (f32, f32) {
+    scores[..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end..].fill(f32::NEG_INFINITY);
     let chunks = scores.as_chunks_mut::<LANES>().0;
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for chunk in &*chunks {

@@ -465,6 +465,10 @@ impl Kernels {
             "{visible} visible keys of a span"
         );
         let seen = state.seen(state.rows() - 1, visible);
+        for row in [0, state.rows() - 1] {
+            let (hidden, seen) = (state.hidden(row, span.hidden), state.seen(row, visible));
+            assert!(hidden < seen, "{hidden} of {seen} keys are too far away");
+        }
         assert_eq!(
             span.pages.len(),
             seen.div_ceil(PAGE_TOKENS),

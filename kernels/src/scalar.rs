@@ -206,7 +206,7 @@ pub(crate) fn attention_span<C: FloatChunk>(span: Span<'_>, state: &mut Attentio
         }
     }
     let scales = C::UNIT.map(|unit| SpanScales::of(span.pages, unit));
-    state.weigh_span(span.visible, scales.as_ref());
+    state.weigh_span((span.visible, span.hidden), scales.as_ref());
     for row in 0..state.rows() {
         let seen = state.seen(row, span.visible);
         let ProductBuffers { input, output, .. } = state.value_buffers();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// All families that this engine computes. Two families may have the same class. The later family
 /// in this list has norms that the earlier family lacks, so the tensors of a checkpoint tell the
 /// families apart.
-pub(crate) const ALL: [&Architecture; 10] = [
+pub(crate) const ALL: [&Architecture; 11] = [
     &BITNET,
     &LLAMA,
     &QWEN2,
@@ -20,6 +20,7 @@ pub(crate) const ALL: [&Architecture; 10] = [
     &QWEN3_5,
     &MIXTRAL,
     &QWEN3_MOE,
+    &MAPLE,
 ];
 
 /// BitNet b1.58, as in Microsoft's 2B-4T: Llama with squared ReLU, and a norm before each output
@@ -211,6 +212,16 @@ pub const QWEN3_MOE: Architecture = Architecture {
     ..QWEN3
 };
 
+/// Maple: Qwen 3 MoE with layers that attend to near tokens. Those rotate a part of each head, and
+/// the others rotate nothing.
+pub const MAPLE: Architecture = Architecture {
+    class: "MapleForCausalLM",
+    headless_class: "MapleModel",
+    model_type: "maple",
+    bias_fields: &["attention_bias", "mlp_bias"],
+    ..QWEN3_MOE
+};
+
 /// What distinguishes a model family. A field that `config.json` can override is a default here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Architecture {
@@ -334,6 +345,9 @@ pub struct RecurrentModules {
 impl ExpertModules {
     fn has(&self, module: &str) -> bool {
         let of_expert = || {
+            if self.merged(module).is_some() {
+                return Some(true);
+            }
             let rest = module.strip_prefix(self.experts)?.strip_prefix('.')?;
             let (expert, linear) = rest.split_once('.')?;
             expert.parse::<u32>().ok()?;

@@ -43,7 +43,8 @@ mod values;
 
 pub use architecture::{
     Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, ExpertModules, FAST_DLLM, LLAMA,
-    LayerModules, MIXTRAL, QWEN2, QWEN3, QWEN3_5, QWEN3_MOE, RecurrentModules, ScaleDirection,
+    LayerModules, MAPLE, MIXTRAL, QWEN2, QWEN3, QWEN3_5, QWEN3_MOE, RecurrentModules,
+    ScaleDirection,
 };
 pub use bin::BitnetBin;
 pub use blocks::I2sOrder;
@@ -74,8 +75,8 @@ use blocks::{BlockLayout, ScaleSpan};
 use error::require;
 use gguf::{
     FileNames, GgufTensor, Metadata, MetadataEntries, MetadataValue, STATED_I2S_ORDER, STOP_TOKENS,
-    TOOL_TEMPLATE, has_rotated_rows, head_dim, header as gguf_header, padding as gguf_padding,
-    tokenizer_metadata,
+    TOOL_TEMPLATE, has_rotated_rows, head_dim, header as gguf_header, holds_experts,
+    padding as gguf_padding, tokenizer_metadata,
 };
 use json::parse_json;
 use tensors::has_tensor;

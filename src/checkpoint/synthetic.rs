@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use sterna_random::Random;
 
 use super::architecture::{
-    Architecture, BITNET, ExpertModules, LLAMA, QWEN3, QWEN3_5, QWEN3_MOE, RecurrentModules,
+    Architecture, BITNET, ExpertModules, LLAMA, MAPLE, QWEN3, QWEN3_5, QWEN3_MOE, RecurrentModules,
     ScaleDirection,
 };
 use super::source::Source;
@@ -89,7 +89,7 @@ impl RecurrentHeads {
 }
 
 /// The shapes that `sterna synthesize` knows by name.
-pub const SHAPES: [Shape; 9] = [
+pub const SHAPES: [Shape; 11] = [
     Shape {
         name: "2b-4t",
         architecture: &BITNET,
@@ -194,7 +194,51 @@ pub const SHAPES: [Shape; 9] = [
             intermediate: 128,
         }),
     },
+    MAPLE_PREVIEW,
+    Shape {
+        name: "maple-tiny",
+        vocab: 4096,
+        hidden: 512,
+        layers: 4,
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 64,
+        max_position: 4096,
+        experts: Some(ExpertSizes {
+            count: 32,
+            used: 4,
+            intermediate: 256,
+        }),
+        ..MAPLE_PREVIEW
+    },
 ];
+
+/// The shape of maple-preview. Its weights take 40 GB as floats.
+const MAPLE_PREVIEW: Shape = Shape {
+    name: "maple",
+    architecture: &MAPLE,
+    vocab: 151_936,
+    hidden: 2048,
+    intermediate: 4096,
+    layers: 24,
+    heads: 16,
+    kv_heads: 4,
+    head_dim: 128,
+    max_position: 131_072,
+    rope_theta: 10_000.0,
+    tied: false,
+    group: Some(256),
+    recurrent: None,
+    experts: Some(ExpertSizes {
+        count: 256,
+        used: 8,
+        intermediate: 512,
+    }),
+};
+
+/// How many tokens the local layers of Maple attend to, and which layers attend to all.
+const MAPLE_WINDOW: usize = 512;
+const MAPLE_INTERVAL: usize = 4;
 
 /// The smallest shape of the Bonsai family.
 const BONSAI: Shape = Shape {
@@ -315,6 +359,8 @@ impl Shape {
                 "rope_theta": self.rope_theta,
                 "partial_rotary_factor": ROTATED_PART,
             });
+        } else if *self.architecture == MAPLE {
+            self.add_windows(&mut config);
         } else if self.group.is_some() {
             config["rope_scaling"] = json!({
                 "rope_type": "yarn",
@@ -338,6 +384,20 @@ impl Shape {
             });
         }
         config
+    }
+
+    /// Adds which layers of Maple attend to near tokens.
+    fn add_windows(&self, config: &mut Value) {
+        let is_full = |layer: usize| (layer + 1).is_multiple_of(MAPLE_INTERVAL);
+        let kind = |layer| match is_full(layer) {
+            true => "full_attention",
+            false => "sliding_attention",
+        };
+        config["layer_types"] = (0..self.layers).map(kind).collect();
+        config["sliding_window"] = MAPLE_WINDOW.into();
+        config["partial_rotary_factor"] = 0.5.into();
+        config["nope_on_global_attention"] = true.into();
+        config["rms_norm_eps"] = 1e-6.into();
     }
 
     /// Writes `model.safetensors`.

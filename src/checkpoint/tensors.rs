@@ -6,13 +6,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::architecture::ExpertModules;
 use super::bin::BitnetBin;
+use super::blocks::BlockLayout;
 use super::error::{LoadError, LoadResult};
 use super::files::MappedFiles;
-use super::gguf::{FileNames, Gguf, TEXT_PART};
+use super::gguf::{FileNames, Gguf, TEXT_PART, WORD_EMBEDDINGS};
 use super::safetensors::Shards;
 use super::source::Source;
-use super::tensor::Tensor;
+use super::tensor::{Storage, Tensor};
 
 /// The files of a checkpoint that hold tensors, mapped into memory.
 pub(crate) struct TensorFiles<'s> {
@@ -112,7 +114,10 @@ impl<'a> Tensors<'a> {
     pub(crate) fn are_gguf(&self) -> bool {
         !matches!(
             self.file_names,
-            FileNames::HuggingFace | FileNames::Headless | FileNames::TextPart
+            FileNames::HuggingFace
+                | FileNames::Headless
+                | FileNames::TextPart
+                | FileNames::WordEmbeddings
         )
     }
 
@@ -151,6 +156,42 @@ impl<'a> Tensors<'a> {
         parts.filter(|part| part.tensors > 0).collect()
     }
 
+    /// Cuts tensors that hold the matrices of all experts of a layer into one for each expert. A
+    /// tensor may also hold both gate and up, the rows of the gate first. Some exports name the
+    /// modules of every family alike.
+    ///
+    /// # Errors
+    /// If such a tensor has another number of sizes, or a storage that cannot be cut.
+    pub(crate) fn split_experts(&mut self, modules: &ExpertModules) -> LoadResult<()> {
+        let names: Vec<String> = self.by_name.keys().cloned().collect();
+        for name in names {
+            let Some((layer, module)) = layer_and_module(&name) else {
+                continue;
+            };
+            if module == COMMON.router && module != modules.router {
+                if let Some(tensor) = self.take(&name) {
+                    let name = format!("{layer}.{}.weight", modules.router);
+                    self.by_name.insert(name, tensor);
+                }
+                continue;
+            }
+            let Some(linears) = modules.merged(module) else {
+                continue;
+            };
+            let Some(tensor) = self.take(&name) else {
+                continue;
+            };
+            for (expert, parts) in experts_of(&tensor, linears.len())?.into_iter().enumerate() {
+                for (linear, part) in linears.iter().zip(parts) {
+                    let experts = modules.experts;
+                    let name = format!("{layer}.{experts}.{expert}.{linear}.weight");
+                    self.by_name.insert(name, part);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns what the files call the tensor that Hugging Face calls `name`.
     pub(crate) fn name_of(&self, name: &str) -> String {
         self.file_names.of(name)
@@ -179,6 +220,78 @@ impl<'a> Tensors<'a> {
     }
 }
 
+/// The names of a mixture's modules that newer exports have for every family.
+const COMMON: ExpertModules = ExpertModules {
+    router: "mlp.gate",
+    experts: "mlp.experts",
+    gate: "gate_proj",
+    up: "up_proj",
+    down: "down_proj",
+};
+
+impl ExpertModules {
+    /// Returns the linears that the merged tensor of all experts of a layer holds, if the module is
+    /// such a tensor.
+    pub(crate) fn merged(&self, module: &str) -> Option<Vec<&'static str>> {
+        let of = |names: &ExpertModules| {
+            let linear = module.strip_prefix(names.experts)?.strip_prefix('.')?;
+            match linear {
+                _ if linear == names.gate => Some(vec![self.gate]),
+                _ if linear == names.up => Some(vec![self.up]),
+                _ if linear == names.down || linear == COMMON.down => Some(vec![self.down]),
+                "gate_up_proj" => Some(vec![self.gate, self.up]),
+                _ => None,
+            }
+        };
+        of(self).or_else(|| of(&COMMON))
+    }
+}
+
+/// Returns the prefix of a layer's tensor, and its module. The name of a merged tensor may end with
+/// the module.
+fn layer_and_module(name: &str) -> Option<(&str, &str)> {
+    let rest = name.strip_prefix("model.layers.")?;
+    let (number, module) = rest.split_once('.')?;
+    let prefix = &name[..name.len() - rest.len() + number.len()];
+    Some((prefix, module.strip_suffix(".weight").unwrap_or(module)))
+}
+
+/// Returns the matrices of each expert in a tensor that has those of all: `parts` of each, of as
+/// many rows, one below the other.
+fn experts_of<'a>(tensor: &Tensor<'a>, parts: usize) -> LoadResult<Vec<Vec<Tensor<'a>>>> {
+    let shape = &tensor.shape;
+    let problem = format_args!(
+        "its shape is {shape:?}; the matrices of all experts must be [experts, rows, columns]"
+    );
+    let (experts, rows, columns) = match shape[..] {
+        [experts, rows, columns] if experts > 0 && rows.is_multiple_of(parts) => {
+            (experts, rows / parts, columns)
+        }
+        _ => return Err(tensor.error(problem)),
+    };
+    let is_cut = match tensor.storage {
+        Storage::Plain(dtype) => dtype != safetensors::Dtype::U8,
+        Storage::Blocks(layout) => !matches!(layout, BlockLayout::I2s(_)),
+        Storage::Interleaved => false,
+    };
+    let size = tensor.storage.tensor_bytes(rows, columns);
+    let size = size.filter(|size| is_cut && size * experts * parts == tensor.bytes.len());
+    let size = size.ok_or_else(|| {
+        let storage = tensor.storage.name();
+        tensor.error(format_args!(
+            "the experts of a layer in one tensor of {storage} are not supported"
+        ))
+    })?;
+    let part = |expert: usize, part: usize| Tensor {
+        name: format!("{}, expert {expert}", tensor.name),
+        shape: vec![rows, columns],
+        bytes: &tensor.bytes[(expert * parts + part) * size..][..size],
+        ..tensor.clone()
+    };
+    let experts = (0..experts).map(|expert| (0..parts).map(|i| part(expert, i)).collect());
+    Ok(experts.collect())
+}
+
 /// Returns whether the checkpoint has a tensor that Hugging Face calls `name`. If its files cannot
 /// be read, it has none; loading them says why.
 pub(crate) fn has_tensor(source: &Source, name: &str) -> bool {
@@ -202,6 +315,15 @@ fn with_prefix<'a>(
         let tensors = tensors.into_iter();
         let tensors = tensors.map(|(name, tensor)| (renamed(name), tensor));
         return (tensors.collect(), FileNames::TextPart);
+    }
+    if tensors.contains_key(WORD_EMBEDDINGS) {
+        let renamed = |name: String| match name.as_str() {
+            WORD_EMBEDDINGS => "model.embed_tokens.weight".to_owned(),
+            _ => name,
+        };
+        let tensors = tensors.into_iter();
+        let tensors = tensors.map(|(name, tensor)| (renamed(name), tensor));
+        return (tensors.collect(), FileNames::WordEmbeddings);
     }
     if !tensors.contains_key("embed_tokens.weight") {
         return (tensors, FileNames::HuggingFace);

@@ -35,7 +35,7 @@ const KV_DTYPES: [&str; 5] = ["f16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"];
 const OWNERS: [&str; 3] = ["vllm", "sglang", "sterna"];
 
 /// The shapes of models that `synthesize` knows.
-const SHAPES: [&str; 9] = [
+const SHAPES: [&str; 11] = [
     "2b-4t",
     "falcon3-1b",
     "bonsai-1.7b",
@@ -45,6 +45,8 @@ const SHAPES: [&str; 9] = [
     "bonsai-2-9b",
     "tiny",
     "qwen3-moe-tiny",
+    "maple",
+    "maple-tiny",
 ];
 
 /// More compute threads than this for a core only wait for each other.

@@ -13,6 +13,7 @@ use sterna_scheduler::{Batch, PAGE_TOKENS, Row, SequenceId, TokenId};
 use super::batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome};
 use super::forward::Forward;
 use crate::fault::{self, Place};
+use crate::model::ExpertUse;
 
 /// A model, its keys and values, and the sampler.
 pub(super) struct BatchRunner<F: Forward> {
@@ -36,6 +37,10 @@ impl<F: Forward> BatchRunner<F> {
 
     pub(super) fn model(&mut self) -> &mut F {
         &mut self.model
+    }
+
+    pub(super) fn expert_use(&self) -> ExpertUse {
+        self.model.expert_use()
     }
 
     pub(super) fn sampler(&mut self) -> &mut BatchSampler {

@@ -22,6 +22,7 @@ use super::submission::{EventSender, RequestMoments};
 use super::sync::mpsc;
 use super::sync::thread::{self, JoinHandle};
 use crate::metrics::{Metrics, StepTimes, Timeline};
+use crate::model::ExpertUse;
 
 /// How often recorded samples are folded into histograms.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -35,6 +36,7 @@ pub(super) struct StepOutput {
     /// The durations of the step, if one ran.
     pub(super) times: Option<StepTimes>,
     pub(super) snapshot: Snapshot,
+    pub(super) experts: ExpertUse,
     /// The tenants whose gauges are due.
     pub(super) tenants: Vec<(TenantId, TenantState)>,
     /// The cost of a step, if it was measured again.
@@ -131,6 +133,13 @@ impl Egress {
         for output in outputs {
             // Gauges before events: a client that has read its last event finds them up to date.
             self.metrics.snapshot(&output.snapshot);
+            let ExpertUse {
+                rows,
+                hits,
+                candidates,
+                rows_at_largest_load,
+            } = output.experts;
+            (self.metrics).experts(rows, hits, candidates, rows_at_largest_load);
             for (id, state) in &output.tenants {
                 self.metrics.tenant(*id, *state);
             }

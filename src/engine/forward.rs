@@ -7,7 +7,7 @@ use std::io;
 use sterna_kernels::Kernels;
 use sterna_scheduler::{Batch, Limits};
 
-use crate::model::{KvStore, Model, StepLogits};
+use crate::model::{ExpertUse, KvStore, Model, StepLogits};
 
 /// A model that can run a step.
 pub trait Forward: Send {
@@ -20,6 +20,11 @@ pub trait Forward: Send {
     /// Returns whether the model keeps a state for each sequence, beside keys and values.
     fn has_states(&self) -> bool {
         false
+    }
+
+    /// Returns how the model has used its experts. Without experts, all is 0.
+    fn expert_use(&self) -> ExpertUse {
+        ExpertUse::default()
     }
 
     /// Takes memory for the pages and the slabs of `limits`. The engine calls this once, before it
@@ -86,6 +91,10 @@ impl<F: Forward> Forward for &mut F {
         F::has_states(self)
     }
 
+    fn expert_use(&self) -> ExpertUse {
+        F::expert_use(self)
+    }
+
     fn new_kv_store(&self, limits: &Limits) -> io::Result<F::KvStore> {
         F::new_kv_store(self, limits)
     }
@@ -104,6 +113,10 @@ impl Forward for Model {
 
     fn has_states(&self) -> bool {
         self.config().recurrent.is_some()
+    }
+
+    fn expert_use(&self) -> ExpertUse {
+        Model::expert_use(self)
     }
 
     fn new_kv_store(&self, limits: &Limits) -> io::Result<KvStore> {

@@ -450,6 +450,7 @@ impl<F: Forward> EngineThread<F> {
             drawn,
             times,
             snapshot,
+            experts: self.steps.runner.expert_use(),
             tenants,
             recalibrated: self.recalibrated.take(),
             updates,

@@ -130,12 +130,6 @@ fn load(report: &mut InspectReport, source: &Source, order: Option<I2sOrder>) {
             "embeddings"
         });
         report.pooling = Some(config.pooling.name());
-        if let Some(local) = config.local.as_ref().filter(|local| local.limits_context) {
-            let window = local.window;
-            report.warnings.push(format!(
-                "some layers attend to a window of {window} tokens; longer texts are not supported"
-            ));
-        }
     }
     let Some(config) = config.ok().filter(|_| report.refusals.is_empty()) else {
         return; // Loading would only repeat what is wrong.

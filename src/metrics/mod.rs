@@ -212,6 +212,16 @@ impl Metrics {
         totals.unmasked.absolute(now.unmasked);
     }
 
+    /// Records how the model has used its experts since it was loaded.
+    pub fn experts(&self, rows: u64, hits: u64, candidates: u64, rows_at_largest_load: u64) {
+        let experts = &self.series.experts;
+        experts.rows.absolute(rows);
+        experts.hits.absolute(hits);
+        experts.candidates.absolute(candidates);
+        let at_largest_load = &experts.rows_at_largest_load;
+        at_largest_load.absolute(rows_at_largest_load);
+    }
+
     /// Records the cost of a step, as measured at start.
     pub fn calibrated(&self, cost: &CostModel) {
         let keys_and_head = [

@@ -125,6 +125,23 @@ groups! {
             "sterna_unmasked_tokens_total", "Mask tokens that passes over a block have replaced.");
     }
 
+    /// The experts of mixtures, from the load of the model on.
+    ExpertSeries {
+        rows: Counter = counter(
+            "sterna_expert_rows_total", "Rows that experts of mixtures have computed.");
+        hits: Counter = counter(
+            "sterna_expert_hits_total",
+            "Experts with rows, whose weights a step reads, by step and layer.");
+        candidates: Counter = counter(
+            "sterna_expert_candidates_total",
+            "Experts with and without rows, by step and layer. Hits divided by these are the \
+             distinct share.");
+        rows_at_largest_load: Counter = counter(
+            "sterna_expert_rows_at_largest_load_total",
+            "Rows if each expert had as many as the one with most, by step and layer. Divided by \
+             the rows, they are the largest load over the mean one.");
+    }
+
     /// The steps and their predictions.
     StepSeries {
         count: Counter = counter("sterna_engine_steps_total", "Steps of the engine.");
@@ -239,6 +256,7 @@ pub(super) struct EngineSeries {
     pub(super) load: LoadSeries,
     pub(super) limits: LimitSeries,
     pub(super) totals: TotalSeries,
+    pub(super) experts: ExpertSeries,
     pub(super) steps: StepSeries,
     pub(super) requests: RequestSeries,
     pub(super) latencies: LatencySeries,
@@ -267,6 +285,7 @@ impl EngineSeries {
             load: LoadSeries::register(to),
             limits: LimitSeries::register(to),
             totals: TotalSeries::register(to),
+            experts: ExpertSeries::register(to),
             steps: StepSeries::register(to),
             requests: RequestSeries::register(to),
             latencies: LatencySeries::register(to),

@@ -38,7 +38,7 @@ pub(super) struct StepBuffers {
     pub(super) inputs: Inputs,
     products: HugeSlice<f32>,
     attended: HugeSlice<f32>,
-    routing: Routing,
+    pub(super) routing: Routing,
 }
 
 impl StepBuffers {

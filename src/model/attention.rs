@@ -2,8 +2,9 @@
 //! of pages.
 //!
 //! Invariant: a query reads every key and value from its page, as the format of the KV store rounds
-//! it. This includes the keys and values of the query's own step. Keys are reduced in spans of 256
-//! absolute positions, in ascending order. So neither chunks nor neighbours nor threads change a
+//! it, except those that are too far away in a layer whose tokens attend to a window. This includes
+//! the keys and values of the query's own step. Keys are reduced in spans of 256 absolute
+//! positions, in ascending order. So neither chunks nor neighbours nor threads change a
 //! result.
 
 use std::ops::{Range, RangeInclusive};
@@ -51,8 +52,8 @@ pub(super) struct Attention {
     pub(super) output: Projections,
     /// The norm after `output`, if the architecture has one.
     pub(super) post_norm: Option<Norm>,
-    /// Which rotary frequencies the layer has.
-    pub(super) rotary: usize,
+    /// Of which kind the layer is: its rotary frequencies, and how far its tokens see.
+    pub(super) kind: usize,
     /// The values of a head that are rotated.
     pub(super) rotary_dim: usize,
     /// Whether the query projection also gives a gate for the output of each head.
@@ -121,6 +122,7 @@ impl Attention {
         let pages = KeyPages {
             kv: context.kv,
             layer: self.layer,
+            kind: self.kind,
             batch: context.batch,
             placement: context.placement,
         };
@@ -128,7 +130,8 @@ impl Attention {
         let is_worth_it = PREFETCH_TOKENS.contains(&context.placement.tokens());
         rows.multiply_and_prefetch(context.workers, |worker| {
             let placement = pages.placement;
-            let mut shares = placement.attention_shares(self.kv_heads, self.group(), count);
+            let heads = (self.kv_heads, self.group());
+            let mut shares = placement.attention_shares(self.kind, heads, count);
             let share = shares.nth(worker).filter(|_| is_worth_it);
             let places = pages.places(share.unwrap_or_default(), self.group());
             places.map(move |place| pages.kv.head(pages.layer, place))
@@ -166,7 +169,6 @@ impl Attention {
                 let page = pages.page_mut(head, write.page);
                 for i in 0..write.tokens {
                     let token = write.first_token + i;
-                    let (cosines, sines) = placement.rotation(self.rotary, token);
                     match &self.head_norms {
                         None => keys.copy_rows(token, head * d, key),
                         Some(norms) => {
@@ -175,7 +177,9 @@ impl Attention {
                         }
                     }
                     values.copy_rows(token, head * d, value);
-                    kernels.rope(&mut key[..rotated], rotated, cosines, sines);
+                    if let Some((cosines, sines)) = placement.rotation(self.kind, token) {
+                        kernels.rope(&mut key[..rotated], rotated, cosines, sines);
+                    }
                     kernels.store_kv(dtype, key, value, write.slot + i, page);
                     fault::pass(Place::TokenStored);
                 }
@@ -193,6 +197,7 @@ impl Attention {
         let keys = KeyPages {
             kv: context.kv,
             layer: self.layer,
+            kind: self.kind,
             batch: context.batch,
             placement,
         };
@@ -202,7 +207,8 @@ impl Attention {
             scratch,
         } = &mut *context.workers;
         let (kernels, dtype) = (*kernels, keys.kv.dtype());
-        let shares = placement.attention_shares(self.kv_heads, group, pool.workers());
+        let heads = (self.kv_heads, group);
+        let shares = placement.attention_shares(self.kind, heads, pool.workers());
         let parts = shares.clone();
         let parts = parts.zip(split_rows(attended, d, shares)).zip(scratch);
         pool.run_parts(parts, |_, ((items, mut out), scratch)| {
@@ -210,14 +216,14 @@ impl Attention {
             let spare = &mut scratch.spare[..d];
             // While a span is summed, as many keys are prefetched. They are as far ahead as the
             // longest span is long, so that the keys after a short span arrive in time too.
-            let blocks = placement.attention_blocks(items.clone(), group);
+            let blocks = placement.attention_blocks(self.kind, items.clone(), group);
             let longest = blocks.map(|block| keys.places_of(&block).len()).max();
             let distance = longest.unwrap_or(0).min(SPAN_PAGES);
             let mut ahead = keys.places(items.clone(), group).skip(distance);
-            for block in placement.attention_blocks(items, group) {
+            for block in placement.attention_blocks(self.kind, items, group) {
                 state.reset(block.heads.len(), block.tokens.len(), d);
                 for (position, token) in block.tokens.clone().enumerate() {
-                    let (cosines, sines) = placement.rotation(self.rotary, token);
+                    let rotation = placement.rotation(self.kind, token);
                     for (i, head) in block.heads.clone().enumerate() {
                         let query = state.query_mut(position, i);
                         let head = block.kv_head * group + head;
@@ -228,19 +234,24 @@ impl Attention {
                                 norms.query.apply(kernels, spare, query);
                             }
                         }
-                        kernels.rope(&mut query[..rotated], rotated, cosines, sines);
+                        if let Some((cosines, sines)) = rotation {
+                            kernels.rope(&mut query[..rotated], rotated, cosines, sines);
+                        }
                     }
                 }
                 fault::pass(Place::QueriesRotated);
                 let visible = placement.visible(block.tokens.start);
+                let hidden = placement.hidden(self.kind, block.tokens.start);
+                let begin = placement.first_span(self.kind, block.tokens.start);
                 let mut places = keys.places_of(&block);
-                for first in (0..=visible).step_by(SPAN_TOKENS) {
+                for first in (begin..=visible).step_by(SPAN_TOKENS) {
                     let pages = keys.next_pages(&mut places, SPAN_PAGES);
                     let next = keys.next_pages(&mut ahead, pages.count);
                     let span = Span {
                         pages: &pages.pages[..pages.count],
                         next: &next.pages[..next.count],
                         visible: (visible + 1 - first).min(SPAN_TOKENS),
+                        hidden: hidden - first as isize,
                     };
                     kernels.attention_span(dtype, span, state);
                     fault::pass(Place::SpanAttended);
@@ -268,6 +279,7 @@ impl Attention {
 struct KeyPages<'a> {
     kv: &'a KvStore,
     layer: usize,
+    kind: usize,
     batch: &'a Batch,
     placement: &'a Placement,
 }
@@ -275,18 +287,20 @@ struct KeyPages<'a> {
 impl<'a> KeyPages<'a> {
     /// Returns the places of all keys that some items see, in the order in which they are read.
     fn places(self, items: Range<usize>, group: usize) -> impl Iterator<Item = HeadPage> {
-        let blocks = self.placement.attention_blocks(items, group);
+        let blocks = self.placement.attention_blocks(self.kind, items, group);
         blocks.flat_map(move |block| self.places_of(&block))
     }
 
-    /// Returns the places of all keys that a block of queries sees.
+    /// Returns the places of all keys of the spans that a block of queries sees.
     fn places_of(
         self,
         block: &AttentionBlock,
     ) -> impl ExactSizeIterator<Item = HeadPage> + use<'a> {
         let first = block.tokens.start;
         let (row, visible) = (self.placement.row(first), self.placement.visible(first));
-        let pages = &self.batch.pages(&self.batch.rows()[row])[..=visible / PAGE_TOKENS];
+        let begin = self.placement.first_span(self.kind, first) / PAGE_TOKENS;
+        let pages = self.batch.pages(&self.batch.rows()[row]);
+        let pages = &pages[begin..=visible / PAGE_TOKENS];
         let head = block.kv_head;
         pages.iter().map(move |page| HeadPage {
             head,
@@ -325,6 +339,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::Source;
+    use crate::model::placement::GLOBAL;
     use crate::model::{LoadOptions, Model};
 
     /// What one layer's attention read and wrote, `[head][token][d]`.
@@ -345,7 +360,8 @@ mod tests {
                     for (token, x) in all.chunks_mut(d).enumerate() {
                         projected.product(index).copy_rows(token, head * d, x);
                         if rotates {
-                            let (cosines, sines) = context.placement.rotation(0, token);
+                            let rotation = context.placement.rotation(GLOBAL, token);
+                            let (cosines, sines) = rotation.unwrap();
                             context.workers.kernels.rope(x, d, cosines, sines);
                         }
                     }

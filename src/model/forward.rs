@@ -12,7 +12,7 @@ use super::layer::Layer;
 use super::linear::Projections;
 use super::load::load_weights;
 use super::logits::{Logits, StepLogits};
-use super::mixture::{Mixture, Routing};
+use super::mixture::{ExpertUse, Mixture, Routing};
 use super::options::LoadOptions;
 use super::output_head::OutputHead;
 use super::placement::Placement;
@@ -98,6 +98,11 @@ impl StepMemory {
 }
 
 impl Model {
+    /// Returns how the experts were used since the model was loaded. Without experts, all is 0.
+    pub fn expert_use(&self) -> ExpertUse {
+        self.memory.buffers.routing.all_use
+    }
+
     /// Loads a checkpoint.
     ///
     /// # Errors

@@ -9,6 +9,8 @@
 //! y = Σ weight · down(activation(gate · x) · (up · x))    by expert, ascending, in f32
 //! ```
 //!
+//! Maple limits gate · x to at most 7, and up · x to the range from −7 to 7.
+//!
 //! The rows of a step are sorted by expert, so each expert's weights are read once. Workers divide
 //! the panels of the experts that have rows; other experts cost nothing.
 //!
@@ -59,8 +61,22 @@ impl Expert {
     }
 }
 
+/// How the experts of a model were used since the model was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertUse {
+    /// The rows that experts computed.
+    pub rows: u64,
+    /// The experts that had rows, added over steps and layers. Their weights were read.
+    pub hits: u64,
+    /// All experts, added over steps and layers.
+    pub candidates: u64,
+    /// The rows if each expert had as many as the one with most, in each step and layer.
+    pub rows_at_largest_load: u64,
+}
+
 /// The rows of a step by expert, and what the experts make of them.
 pub(super) struct Routing {
+    pub(super) all_use: ExpertUse, // Of all steps.
     rows: RoutedRows,
     outputs: HugeSlice<f32>, // Of the down projections: by expert, [panel][row][PANEL_ROWS].
 }
@@ -84,6 +100,7 @@ impl Routing {
         let (used, count) = shape.map_or((0, 0), |shape| (shape.used, shape.count));
         let rows = max_tokens * used;
         Routing {
+            all_use: ExpertUse::default(),
             rows: RoutedRows {
                 used,
                 experts: Vec::with_capacity(rows),
@@ -141,6 +158,16 @@ impl RoutedRows {
         // Each start is now the end of its expert.
         self.starts.rotate_right(1);
         self.starts[0] = 0;
+    }
+
+    /// Counts how the experts are used.
+    fn add_to(&self, all_use: &mut ExpertUse) {
+        let loads = (0..self.hit.len()).map(|index| self.rows_of_hit(index).len());
+        let experts = self.starts.len() - 1;
+        all_use.rows += self.tokens.len() as u64;
+        all_use.hits += self.hit.len() as u64;
+        all_use.candidates += experts as u64;
+        all_use.rows_at_largest_load += (experts * loads.max().unwrap_or(0)) as u64;
     }
 
     /// Returns the rows of an expert.
@@ -263,8 +290,13 @@ impl Mixture {
     ) {
         self.router.multiply(workers, inputs, products);
         self.choose(workers, inputs.tokens(), products, &mut routing.rows);
-        let Routing { rows, outputs } = routing;
+        let Routing {
+            rows,
+            outputs,
+            all_use,
+        } = routing;
         rows.sort(self.experts.len());
+        rows.add_to(all_use);
         self.multiply_gated(workers, inputs.quantized(0), rows, products);
         self.multiply_down(workers, rows, products, outputs);
     }
@@ -394,6 +426,13 @@ impl Mixture {
             multiply(kernels, gate, panels.clone(), (expert_rows, factors), gates);
             multiply(kernels, up, panels, (expert_rows, factors), ups);
             fault::pass(Place::GatesMultiplied);
+            if let Some(limit) = self.shape.gate_limit {
+                // Both keep NaN.
+                gates
+                    .iter_mut()
+                    .for_each(|gate| *gate = gate.clamp(f32::NEG_INFINITY, limit));
+                ups.iter_mut().for_each(|up| *up = up.clamp(-limit, limit));
+            }
             activate(kernels, self.activation, (gates, ups), out);
             fault::pass(Place::GatesActivated);
         }

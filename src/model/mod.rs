@@ -52,6 +52,7 @@ mod workers;
 pub use forward::{HiddenStates, Model};
 pub use kv_store::KvStore;
 pub use logits::{Logits, StepLogits};
+pub use mixture::ExpertUse;
 pub use options::LoadOptions;
 pub use profile::{Profile, Stage};
 pub use self_test::{ComparedPart, ComparedStage, KernelDifference, SelfTestError};

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use sterna_kernels::PAGE_TOKENS;
+use sterna_kernels::{PAGE_TOKENS, SPAN_TOKENS, Span};
 use sterna_scheduler::Batch;
 
 use crate::checkpoint::{ModelConfig, RopeScaling};
@@ -30,14 +30,47 @@ pub(super) struct PageWrite {
 
 /// The placement of the tokens of a batch. Steps reuse its buffers.
 pub(super) struct Placement {
-    rotaries: Vec<Rotary>, // The second is for local layers.
+    kinds: Vec<LayerKind>,
     max_tokens: usize,
     rows: Vec<usize>,      // By token: the index of its row in the batch.
     positions: Vec<usize>, // By token.
     visible: Vec<usize>,   // By token: the last position that the token attends to.
-    cost: Vec<u64>,        // By token: the attention cost of all tokens before it.
     writes: Vec<PageWrite>,
     logits: Vec<usize>,
+}
+
+/// What layers of one kind have in common: the local ones, or the others.
+struct LayerKind {
+    rotary: Option<Rotary>, // None if queries and keys are not rotated.
+    window: Option<usize>,  // The number of tokens that a token attends to, itself included.
+    cost: Vec<u64>,         // By token: the attention cost of all tokens before it.
+}
+
+/// The kinds of layers by their index. A model without local layers has the first one only.
+pub(super) const GLOBAL: usize = 0;
+pub(super) const LOCAL: usize = 1;
+
+impl LayerKind {
+    fn new(rotary: Option<Rotary>, window: Option<usize>, max_tokens: usize) -> LayerKind {
+        LayerKind {
+            rotary,
+            window,
+            cost: Vec::with_capacity(max_tokens + 1),
+        }
+    }
+
+    /// Returns how many of the first keys of a sequence are too far away for the token at a
+    /// position. It may be negative.
+    fn hidden(&self, position: usize) -> isize {
+        let hidden = |window: usize| (position + 1) as isize - window as isize;
+        self.window.map_or(Span::NONE_HIDDEN, hidden)
+    }
+
+    /// Returns the position at which the first span begins that holds a key for the token at a
+    /// position.
+    fn first_span(&self, position: usize) -> usize {
+        self.hidden(position).max(0) as usize / SPAN_TOKENS * SPAN_TOKENS
+    }
 }
 
 /// Rotary frequencies, and the angles of the tokens.
@@ -70,20 +103,21 @@ impl Rotary {
 impl Placement {
     /// Allocates the memory for `max_tokens` tokens.
     pub(super) fn new(config: &ModelConfig, max_tokens: usize) -> Placement {
-        let (scaling, theta) = (&config.rope_scaling, config.rope_theta);
-        let local = config
-            .local
-            .iter()
-            .map(|local| (&RopeScaling::None, local.rope_theta));
-        let rotaries = std::iter::once((scaling, theta)).chain(local);
-        let rotary = |(scaling, theta)| Rotary::new(scaling, theta, config.rotary_dim, max_tokens);
+        let rotary = |scaling, theta| Rotary::new(scaling, theta, config.rotary_dim, max_tokens);
+        let global = rotary(&config.rope_scaling, config.rope_theta);
+        let local = config.local.as_ref();
+        let is_rotated = local.is_none_or(|local| !local.rotates_alone);
+        let global = LayerKind::new(is_rotated.then_some(global), None, max_tokens);
+        let local = local.map(|local| {
+            let rotary = rotary(&RopeScaling::None, local.rope_theta);
+            LayerKind::new(Some(rotary), Some(local.window), max_tokens)
+        });
         Placement {
-            rotaries: rotaries.map(rotary).collect(),
+            kinds: std::iter::once(global).chain(local).collect(),
             max_tokens,
             rows: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
             visible: Vec::with_capacity(max_tokens),
-            cost: Vec::with_capacity(max_tokens + 1),
             writes: Vec::with_capacity(max_tokens),
             logits: Vec::with_capacity(max_tokens),
         }
@@ -152,20 +186,29 @@ impl Placement {
         self.rows.clear();
         self.positions.clear();
         self.visible.clear();
-        (self.rotaries.iter_mut()).for_each(|rotary| rotary.rotations.clear());
+        for kind in &mut self.kinds {
+            if let Some(rotary) = &mut kind.rotary {
+                rotary.rotations.clear();
+            }
+            kind.cost.clear();
+            kind.cost.push(0);
+        }
         self.writes.clear();
         self.logits.clear();
-        self.cost.clear();
-        self.cost.push(0);
     }
 
     fn push_token(&mut self, row: usize, position: usize, visible: usize) {
         self.rows.push(row);
         self.positions.push(position);
         self.visible.push(visible);
-        (self.rotaries.iter_mut()).for_each(|rotary| rotary.push(position));
-        let before = self.cost.last().copied().unwrap_or(0);
-        self.cost.push(before + visible as u64 + QUERY_COST);
+        for kind in &mut self.kinds {
+            if let Some(rotary) = &mut kind.rotary {
+                rotary.push(position);
+            }
+            let before = kind.cost.last().copied().unwrap_or(0);
+            let keys = visible - kind.first_span(position);
+            kind.cost.push(before + keys as u64 + QUERY_COST);
+        }
     }
 
     /// Returns the maximum number of tokens.
@@ -188,12 +231,24 @@ impl Placement {
         self.visible[token]
     }
 
-    /// Returns the cosines and sines of a token's angles. `rotary` is the index of the layer's
-    /// frequencies.
-    pub(super) fn rotation(&self, rotary: usize, token: usize) -> (&[f32], &[f32]) {
-        let rotary = &self.rotaries[rotary];
+    /// Returns how many of the first keys of its sequence are too far away for a token in a layer
+    /// of a kind. It may be negative.
+    pub(super) fn hidden(&self, kind: usize, token: usize) -> isize {
+        self.kinds[kind].hidden(self.positions[token])
+    }
+
+    /// Returns the position at which the first span begins that holds a key for a token in a layer
+    /// of a kind.
+    pub(super) fn first_span(&self, kind: usize, token: usize) -> usize {
+        self.kinds[kind].first_span(self.positions[token])
+    }
+
+    /// Returns the cosines and sines of a token's angles in a layer of a kind, if the layer rotates
+    /// queries and keys.
+    pub(super) fn rotation(&self, kind: usize, token: usize) -> Option<(&[f32], &[f32])> {
+        let rotary = self.kinds[kind].rotary.as_ref()?;
         let half = rotary.frequencies.len();
-        rotary.rotations[token * 2 * half..][..2 * half].split_at(half)
+        Some(rotary.rotations[token * 2 * half..][..2 * half].split_at(half))
     }
 
     /// Returns the writes to pages; the pages ascend.
@@ -207,34 +262,37 @@ impl Placement {
     }
 
     /// Divides the attention of `kv_heads` groups of `group` query heads into `parts` shares of
-    /// equal cost. The cost follows the number of keys.
+    /// equal cost, in a layer of a kind. The cost follows the number of keys.
     ///
     /// An item is one query: `(kv head * tokens + token) * group + head of the group`. The ranges
     /// are contiguous from 0, and some may be empty.
     pub(super) fn attention_shares(
         &self,
-        kv_heads: usize,
-        group: usize,
+        kind: usize,
+        (kv_heads, group): (usize, usize),
         parts: usize,
     ) -> impl Iterator<Item = Range<usize>> + Clone {
-        let of_head = self.cost.last().copied().unwrap_or(0);
+        let all = &self.kinds[kind].cost;
+        let of_head = all.last().copied().unwrap_or(0);
         let item_at = move |part: usize| {
             if part == parts {
                 return kv_heads * self.tokens() * group;
             }
             let cost = of_head * kv_heads as u64 * part as u64 / parts as u64;
             let (head, rest) = ((cost / of_head) as usize, cost % of_head);
-            let token = self.cost.partition_point(|&before| before <= rest) - 1;
-            let of_token = self.cost[token + 1] - self.cost[token];
-            let of_group = (rest - self.cost[token]) * group as u64 / of_token;
+            let token = all.partition_point(|&before| before <= rest) - 1;
+            let of_token = all[token + 1] - all[token];
+            let of_group = (rest - all[token]) * group as u64 / of_token;
             (head * self.tokens() + token) * group + of_group as usize
         };
         (0..parts).map(move |part| item_at(part)..item_at(part + 1))
     }
 
-    /// Cuts a share of the items into the blocks that attention computes at once.
+    /// Cuts a share of the items into the blocks that attention computes at once, in a layer of a
+    /// kind.
     pub(super) fn attention_blocks(
         &self,
+        kind: usize,
         mut items: Range<usize>,
         group: usize,
     ) -> impl Iterator<Item = AttentionBlock> {
@@ -244,7 +302,7 @@ impl Placement {
             let heads = head..group.min(head + items.len());
             let tokens = match items.len() / group {
                 _ if items.is_empty() => return None,
-                whole if whole > 0 && head == 0 => self.neighbours(token, whole),
+                whole if whole > 0 && head == 0 => self.neighbours(kind, token, whole),
                 _ => 1,
             };
             items.start += tokens * heads.len();
@@ -257,14 +315,20 @@ impl Placement {
     }
 
     /// Returns how many tokens from `token` on, at most `limit`, are neighbours in one page of one
-    /// sequence, of which each attends to one more token than the one before it.
-    fn neighbours(&self, token: usize, limit: usize) -> usize {
+    /// sequence, of which each attends to one more token than the one before it, from the same span
+    /// on.
+    fn neighbours(&self, kind: usize, token: usize, limit: usize) -> usize {
         if self.visible[token] != self.positions[token] {
             return 1;
         }
-        let in_page = PAGE_TOKENS - self.positions[token] % PAGE_TOKENS;
+        let position = self.positions[token];
+        let in_page = PAGE_TOKENS - position % PAGE_TOKENS;
+        let kind = &self.kinds[kind];
+        let is_same_span = |i: usize| kind.first_span(position + i) == kind.first_span(position);
+        let limit = limit.min(in_page);
+        let limit = (1..limit).find(|i| !is_same_span(*i)).unwrap_or(limit);
         let rows = self.rows[token..].iter().zip(&self.visible[token..]);
-        let next = rows.zip(self.visible[token]..).take(limit.min(in_page));
+        let next = rows.zip(self.visible[token]..).take(limit);
         next.take_while(|&((row, visible), expected)| {
             *row == self.rows[token] && *visible == expected
         })
@@ -291,13 +355,13 @@ mod tests {
     const ROWS: [Range<usize>; 4] = [500..700, 4000..4001, 17..18, 9..50];
 
     fn placement() -> Placement {
+        let kinds = [None, Some(512)].map(|window| LayerKind::new(None, window, 0));
         let mut placement = Placement {
-            rotaries: Vec::new(),
+            kinds: kinds.into(),
             max_tokens: 1000,
             rows: Vec::new(),
             positions: Vec::new(),
             visible: Vec::new(),
-            cost: Vec::new(),
             writes: Vec::new(),
             logits: Vec::new(),
         };
@@ -311,18 +375,25 @@ mod tests {
     #[test]
     fn every_query_is_in_one_block_and_shares_have_equal_costs() {
         let placement = placement();
+        for kind in [GLOBAL, LOCAL] {
+            check_shares(&placement, kind);
+        }
+    }
+
+    fn check_shares(placement: &Placement, kind: usize) {
         let tokens = placement.tokens();
         let cost = |item: usize, group| {
             let token = item / group % tokens;
-            placement.cost[token + 1] - placement.cost[token]
+            let cost = &placement.kinds[kind].cost;
+            cost[token + 1] - cost[token]
         };
         for (kv_heads, group) in [(5, 4), (1, 1), (3, 7), (1, 32)] {
             for parts in [1, 2, 3, 8] {
                 let (mut item, mut costs) = (0, Vec::new());
-                for share in placement.attention_shares(kv_heads, group, parts) {
+                for share in placement.attention_shares(kind, (kv_heads, group), parts) {
                     assert_eq!(share.start, item, "shares are contiguous");
                     costs.push(share.clone().map(|item| cost(item, group)).sum::<u64>());
-                    for block in placement.attention_blocks(share.clone(), group) {
+                    for block in placement.attention_blocks(kind, share.clone(), group) {
                         let query = block.kv_head * tokens + block.tokens.start;
                         assert_eq!(query * group + block.heads.start, item, "in order");
                         assert!(block.tokens.len() == 1 || block.heads == (0..group));
@@ -333,6 +404,8 @@ mod tests {
                                 (placement.row(token), placement.visible(token)),
                                 (row, position + i)
                             );
+                            let span = placement.first_span(kind, token);
+                            assert_eq!(span, placement.first_span(kind, first));
                         }
                         assert!(position % PAGE_TOKENS + block.tokens.len() <= PAGE_TOKENS);
                         item += block.tokens.len() * block.heads.len();

@@ -9,6 +9,7 @@
 mod checkpoint_text;
 #[path = "../harness/checkpoints.rs"]
 mod checkpoints;
+mod experts;
 mod header;
 mod rotated;
 mod split;

@@ -9,7 +9,8 @@
         bitnet-low-rank/iq2_bn qwen2-group64/q2_0 qwen3-group64-yarn/q2_0 \
         qwen3-group128-untied/ptq1_0 \
         embedding-qwen3/i2_s embedding-gemma3/iq2_bn \
-        qwen35-group64-tied/q2_0 qwen35-group128-untied/ptq1_0
+        qwen35-group64-tied/q2_0 qwen35-group128-untied/ptq1_0 \
+        qwen3-moe-group64/q2_0 mixtral-group64/q2_0 maple-row/q2_0
     do python tests/gguf/write.py tests/fixtures/${name%/*} tests/fixtures/${name%/*} ${name#*/}
     done
     python tests/gguf/write.py tests/fixtures/qwen3-group128-untied DIR q1_0   # model_q1_0.gguf
@@ -30,6 +31,11 @@ Qwen 3.5. llama.cpp's converter (`conversion/qwen.py`) changes the recurrent lay
 - Every norm is stored as 1 + w, except `ssm_norm`, which is w in both formats.
 
 Query and key rows of the attention keep their order, with the gate of each head after its query.
+
+Mixtures. The matrices of all experts of a layer are one tensor, the first expert first. Routers are
+float32. Mixtral is called `llama`, and its query and key rows are reordered as those of Llama. So
+that each form is tested, Qwen 3 MoE gets gate and up in one tensor, as newer converters write them,
+and Mixtral a tensor for each expert, as converters wrote them until 2024.
 """
 
 import json
@@ -59,9 +65,17 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.ffn_sub_norm": "ffn_sub_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
 }
 # The norms before the linears of BitNet-embedding.
-for _linear in [name for name in NAMES if name.endswith("_proj")]:
+for _linear in [name for name in NAMES if name.endswith("_proj") and "experts" not in name]:
     NAMES[f"{_linear}.norm"] = f"{NAMES[_linear]}_norm_in"
 GEMMA_NAMES = NAMES | {
     "post_attention_layernorm": "post_attention_norm",
@@ -80,9 +94,16 @@ QWEN35_NAMES = NAMES | {
 }
 QWEN35_PARAMETERS = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
 # The architectures that have another name in Hugging Face's config.json.
-ARCHITECTURES = {"bitnet": "bitnet-b1.58", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}
+ARCHITECTURES = {
+    "bitnet": "bitnet-b1.58",
+    "gemma3_text": "gemma3",
+    "qwen3_5_text": "qwen35",
+    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
+}
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
+    "model.word_embeddings.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
@@ -212,6 +233,8 @@ def value(item):
         return struct.pack("<If", 6, item)
     if isinstance(item, str):
         return struct.pack("<I", 8) + text(item)
+    if isinstance(item[0], bool):
+        return struct.pack("<IIQ", 9, 7, len(item)) + bytes(item)
     if isinstance(item[0], str):
         return struct.pack("<IIQ", 9, 8, len(item)) + b"".join(map(text, item))
     if isinstance(item[0], float):
@@ -243,6 +266,7 @@ def gguf_name(name, architecture):
     if rest in QWEN35_PARAMETERS:
         return f"blk.{layer}.{QWEN35_PARAMETERS[rest]}"
     module, part = rest.rsplit(".", 1)
+    module = re.sub(r"experts\.\d+", "experts", module)
     names = {"gemma3": GEMMA_NAMES, "qwen35": QWEN35_NAMES}.get(architecture, NAMES)
     return f"blk.{layer}.{names[module]}.{part.lower()}"
 
@@ -355,6 +379,21 @@ def metadata_of(source, architecture):
             "qwen35.ssm.time_step_rank": values,
             "qwen35.ssm.inner_size": values * config["linear_value_head_dim"],
         }
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    if experts:
+        result[f"{architecture}.expert_count"] = experts
+        result[f"{architecture}.expert_used_count"] = config["num_experts_per_tok"]
+    if "moe_intermediate_size" in config:
+        width = config["moe_intermediate_size"]
+        result[f"{architecture}.expert_feed_forward_length"] = width
+    if architecture == "maple":
+        kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
+        result |= {
+            "maple.attention.sliding_window": config["sliding_window"],
+            "maple.attention.sliding_window_pattern": kinds,
+            "maple.rope.dimension_count": int(config["head_dim"] * config["partial_rotary_factor"]),
+            "maple.swiglu_clamp_exp": [7.0] * len(kinds),
+        }
     if not config["architectures"][0].endswith("ForCausalLM"):
         result[f"{architecture}.pooling_type"] = 3  # the last token
     if architecture == "gemma3":
@@ -396,7 +435,8 @@ def metadata_of(source, architecture):
 def is_in_groups(name, array, architecture):
     """Returns whether a matrix of floats is ternary, with a scale for each group of columns."""
     floats = ("in_proj_a.weight", "in_proj_b.weight", "conv1d.weight")
-    has_groups = architecture in ("qwen2", "qwen3", "qwen35")
+    has_groups = architecture in ("qwen2", "qwen3", "qwen35", "qwen3moe", "maple", "llama")
+    floats += ("mlp.gate.weight", "block_sparse_moe.gate.weight")
     return has_groups and array.ndim == 2 and not name.endswith(floats)
 
 
@@ -411,6 +451,7 @@ def write_checkpoint(source, path, layout, architecture):
     weights = {}
     for file in sorted(source.glob("model*.safetensors")):
         weights |= load_file(file)
+    weights = dict(sorted(weights.items(), key=lambda item: expert_of(item[0])))
     if "embed_tokens.weight" in weights:
         weights = {f"model.{name}": array for name, array in weights.items()}
     tensors = []
@@ -433,7 +474,11 @@ def write_checkpoint(source, path, layout, architecture):
         elif is_in_groups(name, array, architecture) and hasattr(pack, "group"):
             groups = array.astype(np.float32).reshape(-1, pack.group)
             codes = (np.sign(groups) + 1).astype(np.uint8).reshape(array.shape)
-            packed = pack(codes, abs(groups).max(1))
+            scales = abs(groups).max(1)
+            if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+                codes = interleave(codes, head_dim)
+                scales = interleave(scales.reshape(len(codes), -1), head_dim).reshape(-1)
+            packed = pack(codes, scales)
             tensors.append((gguf_name(name, architecture), array.shape, kind, packed))
         elif array.ndim == 1:
             if architecture == "gemma3" and not name.endswith("_proj.norm.weight"):
@@ -441,10 +486,47 @@ def write_checkpoint(source, path, layout, architecture):
             data = array.astype("<f4").tobytes()
             tensors.append((gguf_name(name, architecture), array.shape, 0, data))
         else:
+            if "ffn_gate_inp" in gguf_name(name, architecture):
+                array = array.astype("<f4")
             kinds = {"bfloat16": 30, "float16": 1, "float32": 0}
             number = kinds[array.dtype.name]
             tensors.append((gguf_name(name, architecture), array.shape, number, array.tobytes()))
-    write_file(path, metadata, tensors)
+    write_file(path, metadata, list(merged(tensors, architecture)))
+
+
+def expert_of(name):
+    """Returns the number of the expert that a tensor belongs to, or 0 if it belongs to none."""
+    number = re.search(r"experts\.(\d+)", name)
+    return int(number[1]) if number else 0
+
+
+def merged(tensors, architecture):
+    """Brings the matrices of the experts of each layer into the form of the architecture."""
+    experts = {}
+    for name, *tensor in tensors:
+        experts.setdefault(name, []).append(tensor)
+    for name, parts in experts.items():
+        if architecture == "llama" and "_exps" in name:
+            for expert, part in enumerate(parts):
+                yield name.replace("_exps", f".{expert}"), *part
+        elif architecture == "qwen3moe" and "ffn_gate_exps" in name:
+            ups = experts[name.replace("gate", "up")]
+            pairs = [one_below((gate, up)) for gate, up in zip(parts, ups, strict=True)]
+            yield name.replace("gate", "gate_up"), *in_one(pairs)
+        elif architecture != "qwen3moe" or "ffn_up_exps" not in name:
+            yield name, *(in_one(parts) if "_exps" in name else parts[0])
+
+
+def one_below(parts):
+    """Puts matrices one below the other."""
+    rows = sum(shape[0] for shape, _, _ in parts)
+    return (rows, parts[0][0][1]), parts[0][1], b"".join(data for _, _, data in parts)
+
+
+def in_one(parts):
+    """Puts matrices of one shape into a tensor."""
+    shape, kind, _ = parts[0]
+    return (len(parts), *shape), kind, b"".join(data for _, _, data in parts)
 
 
 def write_fixtures(target):

@@ -12,6 +12,7 @@ mod embeddings;
 mod fixture;
 mod groups;
 mod steps;
+mod windows;
 
 use std::collections::BTreeSet;
 

@@ -106,20 +106,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "parent-ignored-in-the-key",
         file: "pages/prefix.rs",
-        original: "#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Edge<'a> {",
-        mistake: "impl PartialEq for Edge<'_> {
-    fn eq(&self, other: &Edge<'_>) -> bool {
-        (self.owner, self.tokens, self.behind) == (other.owner, other.tokens, other.behind)
-    }
-}
-impl std::hash::Hash for Edge<'_> {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        (self.owner, self.tokens, self.behind).hash(state);
-    }
-}
-#[derive(Clone, Copy, Debug, Eq)]
-pub(crate) struct Edge<'a> {",
+        original: "        let parent = self.parent.map_or(0, |page| page.index() as u64 + 1);",
+        mistake: "        let parent = 0;",
     },
     Mutant {
         name: "rest-of-the-block-ignored-in-the-key",

@@ -252,6 +252,7 @@ fn attend(kernels: Kernels, dtype: KvDtype, positions: usize) -> Round {
                 .copy_from_slice(&queries);
         }
         let span = Span {
+            hidden: Span::NONE_HIDDEN,
             pages: &pages,
             next: &[],
             visible: SPAN_TOKENS - (positions - 1),

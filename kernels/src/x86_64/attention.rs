@@ -101,9 +101,10 @@ macro_rules! attention_kernels {
                 } else {
                     score_span(&floats, state);
                 }
+                let seen = (span.visible, span.hidden);
                 match C::UNIT.map(|unit| SpanScales::of(span.pages, unit)) {
-                    Some(scales) => state.weigh_span(span.visible, Some(&scales)),
-                    None => state.weigh_span(span.visible, None),
+                    Some(scales) => state.weigh_span(seen, Some(&scales)),
+                    None => state.weigh_span(seen, None),
                 }
                 if state.positions() == 1 {
                     sum_position(&floats, state);

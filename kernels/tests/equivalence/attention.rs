@@ -11,6 +11,8 @@ struct AttentionCase {
     head_dim: usize,
     group: usize,
     keys: usize,
+    /// The most keys that a query sees.
+    window: usize,
     queries: Vec<f32>,
     pages: Vec<Vec<u8>>,
 }
@@ -37,6 +39,7 @@ impl AttentionCase {
             head_dim,
             group,
             keys,
+            window: keys,
             queries,
             pages,
         }
@@ -62,14 +65,18 @@ impl AttentionCase {
         let pages = &pages[..(visible + positions - 1).div_ceil(PAGE_TOKENS)];
         let mut spans = pages.chunks(SPAN_TOKENS / PAGE_TOKENS).peekable();
         let mut before = 0;
+        let hidden = visible as isize - self.window as isize;
         while let Some(pages) = spans.next() {
             let span = Span {
                 pages,
                 next: spans.peek().copied().unwrap_or(&[]),
                 visible: SPAN_TOKENS.min(visible - before),
+                hidden: hidden - before as isize,
             };
-            kernels.attention_span(self.dtype, span, &mut state);
             before += SPAN_TOKENS;
+            if hidden < before as isize {
+                kernels.attention_span(self.dtype, span, &mut state);
+            }
         }
         let mut out = vec![f32::NAN; queries.len()];
         kernels.attention_finish(&state, &mut out);
@@ -102,15 +109,15 @@ impl AttentionCase {
             };
             let score =
                 |token| (0..d).map(|i| query[i] * key(token, i)).sum::<f64>() / (d as f64).sqrt();
-            let scores: Vec<f64> = (0..visible).map(score).collect();
+            let first = visible.saturating_sub(self.window);
+            let scores: Vec<f64> = (first..visible).map(score).collect();
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
             let sum: f64 = weights.iter().sum();
             out.extend((0..d).map(|i| {
-                (0..visible)
-                    .map(|token| weights[token] * value(token, i))
-                    .sum::<f64>()
-                    / sum
+                let weighted = weights.iter().zip(first..);
+                let weighted = weighted.map(|(weight, token)| weight * value(token, i));
+                weighted.sum::<f64>() / sum
             }));
         }
         out
@@ -118,8 +125,8 @@ impl AttentionCase {
 
     fn check(&self, visible: usize) {
         let what = format!(
-            "{}, {} heads of {}, {visible} of {} keys",
-            self.dtype, self.group, self.head_dim, self.keys
+            "{}, {} heads of {}, {visible} of {} keys, window {}",
+            self.dtype, self.group, self.head_dim, self.keys, self.window
         );
         // Weights of 14 bits are off by up to 1/32766 of the largest.
         let tolerance = if self.dtype == KvDtype::Int8 {
@@ -164,6 +171,19 @@ fn attention_over_several_spans_is_softmax_over_all_keys() {
     for dtype in KvDtype::ALL {
         for keys in [256, 257, 512, 600, 1025] {
             AttentionCase::random(&mut random, (dtype, 4, 64, keys)).check(keys);
+        }
+    }
+}
+
+#[test]
+fn attention_over_a_window_is_softmax_over_its_keys() {
+    let mut random = Random::from_env();
+    for dtype in KvDtype::ALL {
+        for window in [1, 15, 16, 17, 100, 255, 256, 257, 512] {
+            let keys = 1 + random.index(700);
+            let mut case = AttentionCase::random(&mut random, (dtype, 3, 48, keys));
+            case.window = window;
+            case.check(keys);
         }
     }
 }
@@ -258,6 +278,12 @@ fn a_position_in_a_block_gives_the_same_bits_as_alone() {
         };
         let keys = before + positions;
         let mut case = AttentionCase::random(&mut random, (dtype, group, head_dim, keys));
+        // A window must begin in the same span for all positions.
+        let window = PAGE_TOKENS + random.index(keys);
+        let first = |position: usize| (position + 1).saturating_sub(window) / SPAN_TOKENS;
+        if round % 2 == 0 && first(before) == first(keys - 1) {
+            case.window = window;
+        }
         let width = group * head_dim;
         let queries = floats(&mut random, positions * width);
         // Only its own position sees the last token. Multiplying it by zero would give NaN.
@@ -323,6 +349,7 @@ fn the_largest_numbers_overflow_no_sum() {
                 head_dim: 256,
                 group: 4,
                 keys: SPAN_TOKENS,
+                window: SPAN_TOKENS,
                 queries: vec![q; 4 * 256],
                 pages: vec![page; SPAN_TOKENS / PAGE_TOKENS],
             };

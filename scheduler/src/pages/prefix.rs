@@ -53,7 +53,7 @@ impl<'a> Behind<'a> {
 ///
 /// The keys and values of a token depend on all tokens before it, so the parent is part of the
 /// identity. If tokens attend to all of their block, the rest of the block is too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Eq)]
 pub(crate) struct Edge<'a> {
     pub(crate) owner: Owner,
     pub(crate) parent: Option<Page>, // `None` for the first page of a prompt.
@@ -61,17 +61,30 @@ pub(crate) struct Edge<'a> {
     pub(crate) behind: Behind<'a>,
 }
 
-/// A lookup hashes each page of a prompt, so there are few writes. Without blocks, `behind` is empty
-/// and costs none.
+impl Edge<'_> {
+    /// Returns what lookups compare and hash, beside the tokens. There are few pieces, because a
+    /// lookup hashes each page of a prompt.
+    fn owner_and_parent(&self) -> (u64, u64) {
+        let owner = match self.owner {
+            Owner::Public => 0,
+            Owner::Tenant(tenant) => u64::from(tenant.0) + 1,
+        };
+        let parent = self.parent.map_or(0, |page| page.index() as u64 + 1);
+        (owner, parent)
+    }
+}
+
+impl PartialEq for Edge<'_> {
+    fn eq(&self, other: &Edge<'_>) -> bool {
+        self.owner_and_parent() == other.owner_and_parent()
+            && self.tokens == other.tokens
+            && self.behind == other.behind
+    }
+}
+
 impl Hash for Edge<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let owner = match self.owner {
-            Owner::Public => None,
-            Owner::Tenant(tenant) => Some(tenant.0),
-        };
-        let parent = self.parent.map(|page| page.index() as u64);
-        state.write_u64(owner.map_or(0, |tenant| u64::from(tenant) + 1));
-        state.write_u64(parent.map_or(0, |page| page + 1));
+        self.owner_and_parent().hash(state);
         self.tokens.hash(state);
         if self.behind.block != 0 {
             self.behind.hash(state);

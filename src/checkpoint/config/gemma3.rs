@@ -52,7 +52,7 @@ pub(super) fn apply(config: &mut ModelConfig, name: &str, text: &[u8]) -> LoadRe
     set_query_factor(config, json.query_pre_attn_scalar.unwrap_or(QUERY_SCALAR))?;
     let pattern = json.sliding_window_pattern.unwrap_or(PATTERN).max(1);
     let is_local = match &json.layer_types {
-        Some(types) => local_layers(types, config.layers)?,
+        Some(types) => typed_layers(types, config.layers)?,
         None => by_pattern(config.layers, pattern),
     };
     let rope = |layers: &str, theta: Option<f64>, default: f64| -> LoadResult<_> {
@@ -89,7 +89,7 @@ pub(super) fn apply(config: &mut ModelConfig, name: &str, text: &[u8]) -> LoadRe
         "sliding_window",
         "must be at least 1; got 0",
     )?;
-    set_local_layers(config, is_local, rope_theta, window);
+    set_local_layers(config, is_local, (rope_theta, false), window);
     Ok(())
 }
 
@@ -107,7 +107,7 @@ pub(super) fn apply_to_gguf(
     let is_local = by_pattern(config.layers, PATTERN);
     let theta = theta.unwrap_or(LOCAL_ROPE_THETA);
     if window > 0 {
-        set_local_layers(config, is_local, theta, Some(window));
+        set_local_layers(config, is_local, (theta, false), Some(window));
     }
     Ok(())
 }
@@ -124,23 +124,22 @@ fn set_query_factor(config: &mut ModelConfig, scalar: f64) -> LoadResult<()> {
 const FULL: &str = "full_attention";
 const LOCAL: &str = "sliding_attention";
 
-fn set_local_layers(
+/// Sets which layers attend to near tokens, the base of their frequencies, and whether they alone
+/// rotate.
+pub(super) fn set_local_layers(
     config: &mut ModelConfig,
     is_local: Vec<bool>,
-    rope_theta: f64,
+    (rope_theta, rotates_alone): (f64, bool),
     window: Option<usize>,
 ) {
     if !is_local.contains(&true) {
         return;
     }
-    let limits_context = window.is_some_and(|window| window < config.max_position);
-    let window = window.unwrap_or(config.max_position);
-    config.max_position = config.max_position.min(window);
     config.local = Some(LocalLayers {
         is_local,
         rope_theta,
-        window,
-        limits_context,
+        window: window.unwrap_or(config.max_position),
+        rotates_alone,
     });
 }
 
@@ -150,7 +149,8 @@ fn by_pattern(layers: usize, pattern: usize) -> Vec<bool> {
         .collect()
 }
 
-fn local_layers(types: &[String], layers: usize) -> LoadResult<Vec<bool>> {
+/// Returns which layers attend to near tokens, by their types.
+pub(super) fn typed_layers(types: &[String], layers: usize) -> LoadResult<Vec<bool>> {
     let field = "layer_types";
     let count = types.len();
     let problem = format_args!("must have an entry for each of {layers} layers; got {count}");

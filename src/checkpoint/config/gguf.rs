@@ -2,16 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use super::experts;
 use super::gemma3;
 use super::hyperparameters::{ModelConfig, Quantization};
+use super::maple;
 use super::masked_blocks::MaskedBlocks;
 use super::pooling::{self, Pooling};
 use super::qwen3_5;
 use super::rope::{RopeScaling, yarn_attention_factor};
 use super::rotation::Rotation;
 use crate::checkpoint::architecture::{
-    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, FAST_DLLM, LLAMA, QWEN2, QWEN3,
-    QWEN3_5,
+    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, FAST_DLLM, LLAMA, MAPLE,
+    MIXTRAL, QWEN2, QWEN3, QWEN3_5, QWEN3_MOE,
 };
 use crate::checkpoint::{
     FileNames, Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue, STOP_TOKENS,
@@ -39,7 +41,7 @@ type Named = (&'static str, &'static Architecture, Activation);
 
 /// The architectures by the names that GGUF files give them. The name `bitnet` means SiLU, and
 /// Microsoft's names mean squared ReLU. The tensors tell architectures of one name apart.
-const ARCHITECTURES: [Named; 10] = [
+const ARCHITECTURES: [Named; 13] = [
     ("bitnet-b1.58", &BITNET, Activation::Relu2),
     ("bitnet-25", &BITNET, Activation::Relu2),
     ("bitnet", &BITNET, Activation::Silu),
@@ -50,11 +52,14 @@ const ARCHITECTURES: [Named; 10] = [
     ("qwen3", &BITNET_QWEN3, Activation::Silu),
     ("gemma3", &BITNET_GEMMA3, Activation::GeluTanh),
     ("qwen35", &QWEN3_5, Activation::Silu),
+    ("llama", &MIXTRAL, Activation::Silu),
+    ("qwen3moe", &QWEN3_MOE, Activation::Silu),
+    ("maple", &MAPLE, Activation::Silu),
 ];
 
 /// The keys after the name of the architecture, and what `config.json` calls them. A field
 /// that is a part of another one stands below it.
-const FIELDS: [(&str, &str); 17] = [
+const FIELDS: [(&str, &str); 20] = [
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
     ("linear_key_head_dim", "ssm.state_size"),
@@ -72,6 +77,9 @@ const FIELDS: [(&str, &str); 17] = [
     ("head_dim", "attention.key_length"),
     ("layer_types", "full_attention_interval"),
     ("rope_scaling", "rope.scaling.type"),
+    ("num_experts", "expert_count"),
+    ("num_experts_per_tok", "expert_used_count"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
 ];
 
 /// Reads the configuration of a GGUF file.
@@ -108,7 +116,7 @@ fn read_unchecked(gguf: &Gguf, (name, architecture, activation): Named) -> LoadR
     let key = format!("{name}.attention.head_count_kv");
     let (heads, kv_heads) = (size("attention.head_count")?, metadata.size(&key)?);
     let head_dim = head_dim(metadata, name)?;
-    if *architecture != QWEN3_5 {
+    if ![QWEN3_5, MAPLE].contains(architecture) {
         check_rotation(metadata, name, head_dim)?;
     }
     let embedding = "model.embed_tokens.weight";
@@ -122,7 +130,7 @@ fn read_unchecked(gguf: &Gguf, (name, architecture, activation): Named) -> LoadR
         architecture,
         vocab,
         hidden: size("embedding_length")?,
-        intermediate: size("feed_forward_length")?,
+        intermediate: intermediate(metadata, name, architecture)?,
         layers: size("block_count")?,
         heads,
         kv_heads: kv_heads.unwrap_or(heads),
@@ -165,8 +173,28 @@ fn read_unchecked(gguf: &Gguf, (name, architecture, activation): Named) -> LoadR
     if *architecture == QWEN3_5 {
         qwen3_5::apply_to_gguf(&mut config, metadata, name)?;
     }
+    if *architecture == MAPLE {
+        maple::apply_to_gguf(&mut config, metadata, name)?;
+    }
+    if architecture.layer.experts.is_some() {
+        let sizes = (config.layers, config.intermediate);
+        config.experts = Some(experts::of_gguf(architecture, sizes, (metadata, name))?);
+    }
     config.rotation = Rotation::read(gguf, architecture, config.recurrent.is_some())?;
     Ok(config)
+}
+
+/// Returns the width of a dense feed-forward half. A file whose halves are all mixtures need not
+/// state it.
+fn intermediate(metadata: &Metadata, name: &str, architecture: &Architecture) -> LoadResult<usize> {
+    let key = format!("{name}.feed_forward_length");
+    match metadata.size(&key)? {
+        None | Some(0) if architecture.layer.experts.is_some() => {
+            metadata.require_size(&format!("{name}.expert_feed_forward_length"))
+        }
+        Some(size) => Ok(size),
+        None => metadata.require_size(&key),
+    }
 }
 
 /// Returns the key of the number of tokens that a token attends to.
@@ -247,12 +275,18 @@ pub(crate) fn metadata(config: &ModelConfig) -> LoadResult<MetadataEntries> {
         entries.push((format!("{name}.rope.scaling.{key}"), value));
     }
     let recurrent = config.recurrent.iter().flat_map(qwen3_5::metadata);
-    entries.extend(recurrent.map(|(key, value)| (format!("{name}.{key}"), value)));
+    let experts = match &config.experts {
+        Some(experts) => experts.metadata()?,
+        None => Vec::new(),
+    };
+    let windows = maple::metadata(config)?;
+    let of_family = recurrent.chain(experts).chain(windows);
+    entries.extend(of_family.map(|(key, value)| (format!("{name}.{key}"), value)));
     if let Some(blocks) = config.masked_blocks {
         entries.extend(blocks.metadata(name));
     }
     if let Some(rotation) = &config.rotation {
-        entries.extend(rotation.metadata(FileNames::of_architecture(name)));
+        entries.extend(rotation.metadata(FileNames::of_architecture(name, false)));
     }
     Ok(entries)
 }
@@ -315,7 +349,11 @@ fn architecture(gguf: &Gguf) -> LoadResult<Named> {
         })
     };
     let mut named = ARCHITECTURES.iter().filter(|(name, ..)| *name == given);
+    let experts = metadata.size(&format!("{given}.expert_count"))?;
+    let has_experts = experts.is_some_and(|experts| experts > 0);
+    let is_same = |known: &Architecture| known.layer.experts.is_some() == has_experts;
     let with_norms = named.clone().find(|(_, known, _)| has_norms(known));
+    let with_norms = with_norms.or_else(|| named.clone().find(|(_, known, _)| is_same(known)));
     with_norms.or_else(|| named.next()).copied().ok_or_else(|| {
         let mut names = ARCHITECTURES.map(|(name, ..)| name).to_vec();
         names.dedup();
@@ -352,7 +390,7 @@ fn rope_scaling(metadata: &Metadata, name: &str, max_position: usize) -> LoadRes
     };
     let window = window_key(name);
     let has_window = metadata.size(&window)?.is_some_and(|window| window > 0);
-    if has_window && name != "gemma3" {
+    if has_window && !["gemma3", "maple"].contains(&name) {
         return Err(metadata.error(&window, "attention over a window is not supported"));
     }
     // Without a type, the factor is a linear one. Old files have another name for it.

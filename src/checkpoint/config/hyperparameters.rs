@@ -98,9 +98,8 @@ pub struct LocalLayers {
     pub rope_theta: f64,
     /// The number of tokens that a token attends to, itself included.
     pub window: usize,
-    /// Whether the model was trained for longer texts than the window. This engine computes
-    /// attention over all tokens, so [`ModelConfig::max_position`] is the window then.
-    pub limits_context: bool,
+    /// Whether queries and keys are rotated in these layers alone. The others know no positions.
+    pub rotates_alone: bool,
 }
 
 /// How the linears were made ternary.

@@ -6,6 +6,7 @@ use super::experts;
 use super::gemma3;
 use super::gguf;
 use super::hyperparameters::{ModelConfig, Quantization, StoredWeights};
+use super::maple;
 use super::masked_blocks::{BlocksJson, MaskedBlocks};
 use super::pooling;
 use super::qwen3_5;
@@ -13,7 +14,7 @@ use super::rope::RopeScaling;
 use super::rope_json::{Positions, RopeJson, check_partial};
 use super::stop_tokens::{self, TokenIds};
 use crate::checkpoint::architecture::{
-    self, Activation, Architecture, BITNET_GEMMA3, QWEN3_5, ScaleDirection,
+    self, Activation, Architecture, BITNET_GEMMA3, MAPLE, QWEN3_5, ScaleDirection,
 };
 use crate::checkpoint::{LoadError, LoadResult, Source, has_tensor, parse_json, require};
 
@@ -46,6 +47,10 @@ impl ModelConfig {
         }
         if *config.architecture == QWEN3_5 {
             qwen3_5::apply(&mut config, name, &text)?;
+            config.check()?;
+        }
+        if *config.architecture == MAPLE {
+            maple::apply(&mut config, name, &text)?;
             config.check()?;
         }
         if config.architecture.layer.experts.is_some() {
@@ -160,7 +165,7 @@ impl ConfigJson {
         let problem = "must be false; attention over a window is not supported";
         require(!slides, "use_sliding_window", problem)?;
         let bos = self.bos_token_id.as_ref();
-        let (rope_theta, rope_scaling) = if [BITNET_GEMMA3, QWEN3_5].contains(architecture) {
+        let (rope_theta, rope_scaling) = if [BITNET_GEMMA3, QWEN3_5, MAPLE].contains(architecture) {
             (1.0, RopeScaling::None) // The fields of these families follow.
         } else {
             self.rope()?

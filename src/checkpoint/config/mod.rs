@@ -10,6 +10,7 @@ mod gguf;
 mod hyperparameters;
 mod json;
 mod json_writer;
+mod maple;
 mod masked_blocks;
 mod pooling;
 mod qwen3_5;

@@ -440,7 +440,7 @@ fn both_forms_of_the_configuration_of_gemma_are_understood() {
     assert_eq!((local.rope_theta, local.window), (1e4, 512));
     let all: Vec<usize> = (0..18).filter(|layer| !local.is_local[*layer]).collect();
     assert_eq!(all, [5, 11, 17], "each sixth layer attends to all tokens");
-    assert_eq!(config.max_position, 512, "longer texts are not supported");
+    assert_eq!(config.max_position, 32_768);
     let older = json!({
         "rope_parameters": null, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
         "rope_scaling": null,

@@ -1,6 +1,6 @@
 //! Compares a written checkpoint with the checkpoint that it was made from.
 
-use super::parts::{ModelPart, PartContent};
+use super::parts::{ModelPart, PartContent, PartRole};
 use super::sink::Watch;
 use super::small::SmallTensor;
 use super::with_parts;
@@ -77,9 +77,12 @@ fn compare_parts(expected: &ModelPart<'_>, found: &ModelPart<'_>, watch: &Watch)
             PartContent::Ternary { weights: one, .. },
             PartContent::Ternary { weights: other, .. },
         ) => compare_ternary(one, other, watch),
-        (PartContent::Carried { tensor: one, .. }, PartContent::Carried { tensor: other, .. }) => {
+        (
+            PartContent::Carried { tensor: one, role },
+            PartContent::Carried { tensor: other, .. },
+        ) => {
             watch.advance(one.bytes.len())?;
-            if have_same_values(one, other)? {
+            if have_same_values(one, other, *role)? {
                 return Ok(());
             }
             differs("its values were not written as they are")
@@ -149,8 +152,8 @@ fn compare_ternary(
 }
 
 /// Returns whether two float tensors have the same shape and values. Matrices must have the same
-/// type too, because the engine computes with it.
-fn have_same_values(expected: &Tensor<'_>, found: &Tensor<'_>) -> LoadResult<bool> {
+/// type too, because the engine computes with it. Routers may be wider.
+fn have_same_values(expected: &Tensor<'_>, found: &Tensor<'_>, role: PartRole) -> LoadResult<bool> {
     if expected.shape != found.shape {
         return Ok(false);
     }
@@ -162,11 +165,12 @@ fn have_same_values(expected: &Tensor<'_>, found: &Tensor<'_>) -> LoadResult<boo
         return Ok((0..expected.shape[0]).all(is_same));
     }
     let is_plain = |tensor: &Tensor<'_>| matches!(tensor.storage, Storage::Plain(_));
-    if expected.shape.len() != 1 || !is_plain(expected) || !is_plain(found) {
+    let may_be_wider = expected.shape.len() == 1 || role == PartRole::Router;
+    if !may_be_wider || !is_plain(expected) || !is_plain(found) {
         return Ok(false);
     }
     let values = |tensor: &Tensor<'_>| -> LoadResult<Vec<u32>> {
-        let mut values = vec![0.0; tensor.shape[0]];
+        let mut values = vec![0.0; tensor.shape.iter().product()];
         read_floats(tensor, tensor.bytes, &mut values)?;
         Ok(values.into_iter().map(f32::to_bits).collect())
     };

@@ -35,14 +35,17 @@ pub(super) fn write(
         .into_iter()
         .flatten()
         .collect();
-    let entries: Vec<GgufTensor> = planned.iter().map(Planned::entry).collect();
+    let tensors = Planned::tensors(&planned);
+    let entries: Vec<GgufTensor> = tensors.clone().map(Planned::entry).collect();
     watch.progress.inc_length(model.bytes());
     let mut sink = Sink::create(out)?;
     sink.write(&gguf_header(&metadata, &entries))?;
-    for (tensor, entry) in planned.iter().zip(&entries) {
-        tensor.write(layout, &mut sink, watch)?;
+    for (parts, entry) in tensors.zip(&entries) {
+        for part in parts {
+            part.write(layout, &mut sink, watch)?;
+            model.release(part.part);
+        }
         sink.write(&vec![0; gguf_padding(entry.bytes)])?;
-        model.release(tensor.part);
     }
     sink.finish()
 }

@@ -15,7 +15,7 @@ use crate::checkpoint::values::{
 };
 use crate::checkpoint::{
     BlockLayout, FileNames, FileOrder, GgufTensor, LoadResult, MetadataEntries, MetadataValue,
-    ScaleSpan, Source, Storage, Tensor, has_rotated_rows,
+    ScaleSpan, Source, Storage, Tensor, has_rotated_rows, holds_experts,
 };
 
 /// A tensor that is written.
@@ -81,7 +81,7 @@ impl<'m> GgufPlan<'m> {
         GgufPlan {
             config,
             layout,
-            names: FileNames::of_architecture(name),
+            names: FileNames::of_architecture(name, config.experts.is_some()),
             group: model.group,
             is_from_gguf: source.gguf().is_some(),
             head_dim: (name == "llama").then_some(config.head_dim),
@@ -164,6 +164,12 @@ impl<'m> GgufPlan<'m> {
         let ([rows, columns], written) = (weights.shape(), layout.name());
         let refuse = |problem: String| Err(weights.error(problem));
         let (scale, beside) = self.scales(part, weights)?;
+        let has_own_scale = beside.is_some() || matches!(layout, BlockLayout::I2s(_));
+        if holds_experts(&name) && has_own_scale {
+            return refuse(format!(
+                "{written} has no scale for each expert in a tensor of all experts of a layer"
+            ));
+        }
         let Some(bytes) = layout.tensor_bytes(rows, columns) else {
             let block = layout.block().0;
             return refuse(format!(
@@ -243,7 +249,7 @@ fn carried<'p, 'a>(
     role: PartRole,
     rows: FileOrder,
 ) -> LoadResult<(Storage, usize, PlannedContent<'p, 'a>)> {
-    let is_norm = tensor.shape.len() == 1;
+    let is_small = tensor.shape.len() == 1 || role == PartRole::Router;
     let single = Storage::Plain(Dtype::F32);
     let same = || {
         (
@@ -264,8 +270,8 @@ fn carried<'p, 'a>(
         (_, PartRole::InputNorm) => {
             refuse("it is a norm before a linear (use_rms_norm), which GGUF has no name for")
         }
-        // Other programs expect norms in single precision. Widening changes no value.
-        (Storage::Plain(Dtype::F16 | Dtype::BF16), _) if is_norm => {
+        // Other programs expect norms and routers in single precision. Widening changes no value.
+        (Storage::Plain(Dtype::F16 | Dtype::BF16), _) if is_small => {
             let bytes = tensor.shape.iter().product::<usize>() * 4;
             Ok((single, bytes, PlannedContent::Single(tensor)))
         }
@@ -274,6 +280,7 @@ fn carried<'p, 'a>(
             let name = tensor.storage.name();
             let what = match role {
                 PartRole::HeadLinear => "a linear of value heads",
+                PartRole::Router => "a router",
                 _ => "an embedding",
             };
             refuse(&format!("{what} of type {name} is not converted"))
@@ -283,12 +290,22 @@ fn carried<'p, 'a>(
 }
 
 impl Planned<'_, '_> {
-    pub(super) fn entry(&self) -> GgufTensor {
+    /// Returns the parts of each tensor of the file: one, or those of all experts of a layer.
+    pub(super) fn tensors<'s, 'p, 'a>(
+        planned: &'s [Planned<'p, 'a>],
+    ) -> impl Iterator<Item = &'s [Planned<'p, 'a>]> + Clone {
+        planned.chunk_by(|one, next| one.name == next.name)
+    }
+
+    /// Returns the entry of a tensor of these parts.
+    pub(super) fn entry(parts: &[Planned<'_, '_>]) -> GgufTensor {
+        let Planned { name, shape, .. } = &parts[0];
+        let experts = holds_experts(name).then_some(parts.len());
         GgufTensor {
-            name: self.name.clone(),
-            shape: self.shape.clone(),
-            storage: self.storage,
-            bytes: self.bytes,
+            name: name.clone(),
+            shape: experts.into_iter().chain(shape.iter().copied()).collect(),
+            storage: parts[0].storage,
+            bytes: parts.iter().map(|part| part.bytes).sum(),
         }
     }
 

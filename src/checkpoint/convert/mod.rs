@@ -139,6 +139,9 @@ pub fn write(
     let can_hold = config.recurrent.is_none() || container != Container::Bin;
     let problem = format_args!("models of {class} are not written to .bin files");
     require(can_hold, "architectures", problem)?;
+    let can_hold = config.experts.is_none() || matches!(container, Container::Gguf(_));
+    let problem = format_args!("models of {class} are written to GGUF files only");
+    require(can_hold, "architectures", problem)?;
     let can_hold = config.rotation.is_none() || matches!(container, Container::Gguf(_));
     let problem = "only GGUF files can hold rotated weights";
     require(can_hold, "prism.hadamard", problem)?;

@@ -5,12 +5,12 @@
 use sterna_kernels::GroupSize;
 
 use super::small::{SmallForm, SmallTensor};
-use crate::checkpoint::architecture::RecurrentModules;
-use crate::checkpoint::config::{ModelConfig, RecurrentLayers, StoredWeights};
+use crate::checkpoint::architecture::{ExpertModules, RecurrentModules};
+use crate::checkpoint::config::{Experts, ModelConfig, RecurrentLayers, StoredWeights};
 use crate::checkpoint::values::{
     TernaryForm, TernaryTensor, is_ternary, of_model, one_float, order_value_heads,
 };
-use crate::checkpoint::{LeftOut, LoadError, LoadResult, Storage, Tensor, TensorFiles, Tensors};
+use crate::checkpoint::{LeftOut, LoadResult, Storage, Tensor, TensorFiles, Tensors};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -58,6 +58,8 @@ pub(super) enum PartRole {
     Linear,
     /// A linear of a recurrent layer that is never ternary.
     HeadLinear,
+    /// The matrix that chooses the experts of a token.
+    Router,
 }
 
 impl<'a> ModelParts<'a> {
@@ -69,11 +71,10 @@ impl<'a> ModelParts<'a> {
         config: &'a ModelConfig,
         files: &'a TensorFiles<'a>,
     ) -> LoadResult<ModelParts<'a>> {
-        if config.experts.is_some() {
-            let problem = "a model with mixtures of experts cannot be converted";
-            return Err(LoadError::config("num_experts", problem));
-        }
         let mut tensors = files.tensors()?;
+        if let Some(modules) = &config.architecture.layer.experts {
+            tensors.split_experts(modules)?;
+        }
         let left_out = tensors.leave_out(&config.unused_parts);
         let group = of_model(config, &tensors)?;
         order_value_heads(config, group, &mut tensors);
@@ -188,12 +189,19 @@ impl<'a> PartList<'a> {
             }
             _ => self.attention(layer)?,
         }
-        for (module, rows, columns) in [
-            (modules.gate, intermediate, hidden),
-            (modules.up, intermediate, hidden),
-            (modules.down, hidden, intermediate),
-        ] {
-            self.linear(&name(module), [rows, columns])?;
+        match (&config.experts, &modules.experts) {
+            (Some(experts), Some(modules)) if !experts.is_dense[layer] => {
+                self.mixture(layer, experts, modules)?;
+            }
+            _ => {
+                for (module, rows, columns) in [
+                    (modules.gate, intermediate, hidden),
+                    (modules.up, intermediate, hidden),
+                    (modules.down, hidden, intermediate),
+                ] {
+                    self.linear(&name(module), [rows, columns])?;
+                }
+            }
         }
         for (module, width) in [
             (Some(modules.attention_norm), hidden),
@@ -202,6 +210,32 @@ impl<'a> PartList<'a> {
         ] {
             if let Some(module) = module {
                 self.norm(&name(module), width)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists a router and its experts. The same linear of all experts is in one run, because GGUF
+    /// files have these in one tensor.
+    fn mixture(
+        &mut self,
+        layer: usize,
+        experts: &Experts,
+        modules: &ExpertModules,
+    ) -> LoadResult<()> {
+        let (hidden, width) = (self.config.hidden, experts.intermediate);
+        let router = format!("model.layers.{layer}.{}.weight", modules.router);
+        let tensor = self.tensors.require(&router)?;
+        tensor.expect_shape(&[experts.count, hidden])?;
+        self.carried(&router, tensor, PartRole::Router);
+        for (linear, rows, columns) in [
+            (modules.gate, width, hidden),
+            (modules.up, width, hidden),
+            (modules.down, hidden, width),
+        ] {
+            for expert in 0..experts.count {
+                let module = format!("model.layers.{layer}.{}.{expert}.{linear}", modules.experts);
+                self.linear(&module, [rows, columns])?;
             }
         }
         Ok(())

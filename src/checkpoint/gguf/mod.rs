@@ -32,7 +32,9 @@ use super::tensor::{Storage, Tensor};
 
 pub(crate) use entries::{MetadataEntries, MetadataValue};
 pub(crate) use metadata::{Metadata, STATED_I2S_ORDER, STOP_TOKENS};
-pub(crate) use names::{FileNames, TEXT_PART, has_rotated_rows, head_dim, parts};
+pub(crate) use names::{
+    FileNames, TEXT_PART, WORD_EMBEDDINGS, has_rotated_rows, head_dim, holds_experts, parts,
+};
 pub(crate) use tokenizer::TOOL_TEMPLATE;
 pub(crate) use tokenizer_writer::tokenizer_metadata;
 pub(crate) use writer::{GgufTensor, header, padding};
@@ -144,7 +146,10 @@ impl Gguf {
     /// Returns how the files name tensors.
     pub(crate) fn file_names(&self) -> FileNames {
         let architecture = self.metadata().text("general.architecture");
-        FileNames::of_architecture(architecture.ok().flatten().unwrap_or_default())
+        let name = architecture.ok().flatten().unwrap_or_default();
+        let experts = self.metadata().size(&format!("{name}.expert_count"));
+        let has_experts = experts.ok().flatten().is_some_and(|count| count > 0);
+        FileNames::of_architecture(name, has_experts)
     }
 
     /// Returns the shape of the tensor that Hugging Face calls `name`, the outermost size first.

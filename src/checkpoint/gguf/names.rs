@@ -11,7 +11,7 @@ const OUTER: [(&str, &str); 3] = [
 ];
 
 /// The modules of layers, after `blk.N.` and `model.layers.N.`.
-const MODULES: [(&str, &str); 20] = [
+const MODULES: [(&str, &str); 25] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -32,6 +32,20 @@ const MODULES: [(&str, &str); 20] = [
     ("ffn_gate_norm_in", "mlp.gate_proj.norm"),
     ("ffn_up_norm_in", "mlp.up_proj.norm"),
     ("ffn_down_norm_in", "mlp.down_proj.norm"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_gate_up_exps", "mlp.experts.gate_up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+];
+
+/// The modules of Mixtral's layers whose names differ from other architectures.
+const MIXTRAL_MODULES: [(&str, &str); 5] = [
+    ("ffn_gate_inp", "block_sparse_moe.gate"),
+    ("ffn_gate_exps", "block_sparse_moe.experts.w1"),
+    ("ffn_up_exps", "block_sparse_moe.experts.w3"),
+    ("ffn_gate_up_exps", "block_sparse_moe.experts.gate_up_proj"),
+    ("ffn_down_exps", "block_sparse_moe.experts.w2"),
 ];
 
 /// The modules of Gemma's layers whose names differ from other architectures.
@@ -71,6 +85,9 @@ const PARTS: [(&str, &str); 7] = [
     ("lrc_V", "lrc_V"),
 ];
 
+/// What Maple calls the embedding.
+pub(crate) const WORD_EMBEDDINGS: &str = "model.word_embeddings.weight";
+
 /// How the names of the text part of a model with images begin.
 pub(crate) const TEXT_PART: &str = "model.language_model.";
 
@@ -88,12 +105,18 @@ pub(crate) enum FileNames {
     GgufGemma,
     /// As in GGUF, for Qwen 3.5.
     GgufQwen3_5,
+    /// As in GGUF, for Mixtral, whose files name the architecture `llama`.
+    GgufMixtral,
+    /// As in Hugging Face, but for the embedding of Maple.
+    WordEmbeddings,
 }
 
 impl FileNames {
-    /// Returns how GGUF files of an architecture name tensors.
-    pub(crate) fn of_architecture(name: &str) -> FileNames {
+    /// Returns how GGUF files of an architecture name tensors. Those of a `llama` depend on whether
+    /// the model has experts.
+    pub(crate) fn of_architecture(name: &str, has_experts: bool) -> FileNames {
         match name {
+            "llama" if has_experts => FileNames::GgufMixtral,
             "gemma3" => FileNames::GgufGemma,
             "qwen35" => FileNames::GgufQwen3_5,
             _ => FileNames::Gguf,
@@ -109,9 +132,14 @@ impl FileNames {
                 Some(rest) => format!("{TEXT_PART}{rest}"),
                 None => name.to_owned(),
             },
-            FileNames::Gguf | FileNames::GgufGemma | FileNames::GgufQwen3_5 => {
-                self.gguf_name(name).unwrap_or_else(|| name.to_owned())
-            }
+            FileNames::WordEmbeddings => match name {
+                "model.embed_tokens.weight" => WORD_EMBEDDINGS.to_owned(),
+                _ => name.to_owned(),
+            },
+            FileNames::Gguf
+            | FileNames::GgufGemma
+            | FileNames::GgufQwen3_5
+            | FileNames::GgufMixtral => self.gguf_name(name).unwrap_or_else(|| name.to_owned()),
         }
     }
 
@@ -127,8 +155,18 @@ impl FileNames {
                 return Some(format!("model.layers.{layer}.{whole}"));
             }
             let (module, part) = rest.rsplit_once('.')?;
-            let (_, module) = self.modules().find(|(gguf, _)| *gguf == module)?;
             let (_, part) = PARTS.iter().find(|(gguf, _)| *gguf == part)?;
+            // Before merged tensors there was one for each expert, such as `ffn_gate.3.weight`.
+            if let Some((linear, expert)) = module.split_once('.') {
+                expert.parse::<u32>().ok()?;
+                let merged = format!("{linear}_exps");
+                let (_, merged) = self.modules().find(|(gguf, _)| *gguf == merged)?;
+                let (experts, linear) = merged.rsplit_once('.')?;
+                return Some(format!(
+                    "model.layers.{layer}.{experts}.{expert}.{linear}.{part}"
+                ));
+            }
+            let (_, module) = self.modules().find(|(gguf, _)| *gguf == module)?;
             Some(format!("model.layers.{layer}.{module}.{part}"))
         };
         renamed().unwrap_or_else(|| format!("unknown {name}"))
@@ -143,7 +181,11 @@ impl FileNames {
             return Some(format!("blk.{layer}.{whole}"));
         }
         let (module, part) = rest.rsplit_once('.')?;
-        let (module, _) = self.modules().find(|(_, hf)| *hf == module)?;
+        // The tensor of an expert is a part of the merged one.
+        let parts = module.split('.');
+        let merged: Vec<_> = parts.filter(|part| part.parse::<u32>().is_err()).collect();
+        let merged = merged.join(".");
+        let (module, _) = self.modules().find(|(_, hf)| *hf == merged)?;
         let (part, _) = PARTS.iter().find(|(_, hf)| *hf == part)?;
         Some(format!("blk.{layer}.{module}.{part}"))
     }
@@ -153,6 +195,7 @@ impl FileNames {
         let own: &[_] = match self {
             FileNames::GgufGemma => &GEMMA_MODULES,
             FileNames::GgufQwen3_5 => &QWEN3_5_MODULES,
+            FileNames::GgufMixtral => &MIXTRAL_MODULES,
             _ => &[],
         };
         own.iter().chain(&MODULES)
@@ -162,6 +205,11 @@ impl FileNames {
 /// Returns whether the rows of a tensor belong to query or key heads, which are rotated.
 pub(crate) fn has_rotated_rows(name: &str) -> bool {
     name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight")
+}
+
+/// Returns whether a tensor has the matrices of all experts of a layer.
+pub(crate) fn holds_experts(name: &str) -> bool {
+    name.ends_with("_exps.weight")
 }
 
 /// Returns the number of values in a head.

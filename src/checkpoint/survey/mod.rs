@@ -260,7 +260,8 @@ fn is_known(name: &str) -> bool {
     const WHOLE: [&str; 3] = [".A_log", ".dt_bias", "rotary_emb.inv_freq"];
     let mut modules = PARTS.iter().filter_map(|part| name.strip_suffix(part));
     let is_whole = WHOLE.iter().any(|whole| name.ends_with(whole));
-    modules.any(is_known_module) || is_whole
+    // Merged tensors of experts are named as modules.
+    modules.any(is_known_module) || is_whole || is_known_module(name)
 }
 
 /// Returns whether an architecture of this engine has a module of this name.

@@ -23,6 +23,7 @@ use crate::model::mixture::{Expert, Mixture};
 use crate::model::norm::Norm;
 use crate::model::options::LoadOptions;
 use crate::model::output_head::{OutputHead, ScreenedHead};
+use crate::model::placement::{GLOBAL, LOCAL};
 use crate::model::pool::Pool;
 use crate::model::recurrent::Recurrence;
 use crate::model::recurrent_head::{LENGTH_EPS, RecurrentWeights};
@@ -51,12 +52,8 @@ pub(crate) fn load_weights(
             "leaving out tensors that text generation does not need"
         );
     }
-    if let Some(local) = config.local.as_ref().filter(|local| local.limits_context) {
-        let window = local.window;
-        tracing::warn!(
-            window,
-            "some layers attend to a window of near tokens; longer texts are not supported"
-        );
+    if let Some(modules) = &config.architecture.layer.experts {
+        tensors.split_experts(modules)?;
     }
     let group = of_model(config, &tensors)?;
     order_value_heads(config, group, &mut tensors);
@@ -332,7 +329,7 @@ impl Loader<'_> {
         let router = self
             .tensors
             .require(&format!("{}.weight", name(modules.router)))?;
-        let router = self.packer.dense(&router, [shape.count, hidden])?;
+        let router = self.packer.exact(&router, [shape.count, hidden])?;
         let router = Linear::Dense(Arc::new(router));
         let mut experts = Vec::with_capacity(shape.count);
         for expert in 0..shape.count {
@@ -433,7 +430,11 @@ impl Loader<'_> {
             sub_norm: optional_norm(modules.attention_sub_norm, q)?,
             output,
             post_norm: optional_norm(modules.attention_post_norm, hidden)?,
-            rotary: usize::from(config.is_local(layer)),
+            kind: if config.is_local(layer) {
+                LOCAL
+            } else {
+                GLOBAL
+            },
             rotary_dim: config.rotary_dim,
             has_gate: config.architecture.has_attention_gate,
         })

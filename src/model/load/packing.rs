@@ -233,6 +233,31 @@ impl Packer<'_> {
         }
     }
 
+    /// Packs a small float matrix without rounding: in half precision if it holds each value,
+    /// otherwise in single precision.
+    pub(super) fn exact(
+        &mut self,
+        tensor: &Tensor<'_>,
+        [rows, columns]: [usize; 2],
+    ) -> LoadResult<DenseMatrix> {
+        tensor.expect_shape(&[rows, columns])?;
+        let mut values = HugeSlice::<f32>::new(rows * columns);
+        self.convert(tensor, columns, &mut values, |bytes, out| {
+            read_floats(tensor, bytes, out)?;
+            refuse_non_finite(tensor, out, f32::MAX)
+        })?;
+        put_in_order(tensor, columns, &mut values);
+        let mut halves = HugeSlice::<u16>::new(rows * columns);
+        for (half, value) in halves.iter_mut().zip(values.iter()) {
+            *half = f16::from_f32(*value).to_bits();
+        }
+        let is_same = |(half, value): (&u16, &f32)| f16::from_bits(*half).to_f32() == *value;
+        match halves.iter().zip(values.iter()).all(is_same) {
+            true => Ok(DenseMatrix::from_f16(rows, columns, halves)),
+            false => Ok(DenseMatrix::from_f32(rows, columns, values)),
+        }
+    }
+
     /// Packs the transpose of a small float matrix, in the precision of [`Packer::dense`].
     pub(super) fn transposed(
         &mut self,

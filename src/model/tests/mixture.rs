@@ -1,6 +1,7 @@
 //! Mixtures of experts: equal experts are a dense half, their order changes nothing, and a token
 //! has the same bits beside any others.
 
+use half::bf16;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -10,6 +11,7 @@ use sterna_random::Random;
 use super::{batch, options, prompt, rows};
 use crate::checkpoint::synthetic::Shape;
 use crate::checkpoint::{LLAMA, LoadError, MIXTRAL, QWEN3, Source};
+use crate::model::ExpertUse;
 use crate::model::forward::Model;
 use crate::model::options::LoadOptions;
 
@@ -131,6 +133,61 @@ impl Checkpoint {
         self
     }
 
+    /// Puts the matrices of all experts of a layer into one tensor, gate and up together, as newer
+    /// exports of every family do.
+    fn merged(mut self) -> Checkpoint {
+        let (mut tensors, experts): (Vec<_>, Vec<_>) = std::mem::take(&mut self.tensors)
+            .into_iter()
+            .partition(|(name, ..)| !name.contains(".experts."));
+        let bytes_of = |name: String| {
+            let tensor = experts.iter().find(|(other, ..)| *other == name);
+            tensor.map(|(.., bytes)| bytes.clone()).unwrap()
+        };
+        for layer in 0..DENSE.layers {
+            let of = |linears: &[&str]| {
+                let name = |expert, linear| {
+                    format!("model.layers.{layer}.mlp.experts.{expert}.{linear}_proj.weight")
+                };
+                let parts = (0..EXPERTS).flat_map(|expert| {
+                    let parts = linears.iter().map(move |linear| name(expert, linear));
+                    parts.collect::<Vec<_>>()
+                });
+                parts.flat_map(bytes_of).collect::<Vec<u8>>()
+            };
+            let (hidden, width) = (DENSE.hidden, DENSE.intermediate);
+            for (module, shape, linears) in [
+                (
+                    "gate_up_proj",
+                    [EXPERTS, 2 * width, hidden],
+                    &["gate", "up"][..],
+                ),
+                ("down_proj", [EXPERTS, hidden, width], &["down"][..]),
+            ] {
+                let name = format!("model.layers.{layer}.mlp.experts.{module}");
+                tensors.push((name, shape.to_vec(), Dtype::BF16, of(linears)));
+            }
+        }
+        self.tensors = tensors;
+        self
+    }
+
+    /// Calls this a model of Mixtral, and the tensors too if `renames`.
+    fn into_mixtral(mut self, renames: bool) -> Checkpoint {
+        self.config["architectures"] = json!([MIXTRAL.class]);
+        self.config["num_local_experts"] = json!(EXPERTS);
+        for (name, ..) in self.tensors.iter_mut().filter(|_| renames) {
+            for (from, to) in [
+                (".mlp.", ".block_sparse_moe."),
+                ("gate_proj", "w1"),
+                ("up_proj", "w3"),
+                ("down_proj", "w2"),
+            ] {
+                *name = name.replace(from, to);
+            }
+        }
+        self
+    }
+
     /// Returns the bits of the logits after each token of a prompt.
     fn logits(&self, options: LoadOptions) -> Vec<Vec<u32>> {
         let mut model = Model::load(&self.source(), options).unwrap();
@@ -198,6 +255,58 @@ fn a_token_of_a_mixture_has_the_same_bits_alone_and_on_every_isa() {
     }
 }
 
+/// A format with fewer digits than another one may have smaller numbers.
+#[test]
+fn a_router_in_a_wider_type_of_the_same_values_is_the_same() {
+    let of_type = |dtype: Dtype, factor: f32| {
+        let mut mixture = dense().into_mixture(2, 9).with_different_experts();
+        for (name, _, stored, bytes) in &mut mixture.tensors {
+            if !name.ends_with(".mlp.gate.weight") {
+                continue;
+            }
+            let values = bytes.as_chunks::<4>().0.iter();
+            let values = values.map(|value| bf16::from_f32(f32::from_le_bytes(*value) * factor));
+            *stored = dtype;
+            *bytes = match dtype {
+                Dtype::BF16 => values.flat_map(bf16::to_le_bytes).collect(),
+                _ => values
+                    .flat_map(|value| value.to_f32().to_le_bytes())
+                    .collect(),
+            };
+        }
+        mixture.logits(options(1))
+    };
+    for factor in [1.0, 1e-7] {
+        let narrow = of_type(Dtype::BF16, factor);
+        assert!(narrow == of_type(Dtype::F32, factor), "times {factor}");
+    }
+    assert!(of_type(Dtype::BF16, 1.0) != of_type(Dtype::BF16, 1e-7));
+}
+
+#[test]
+fn the_use_of_experts_is_counted() {
+    let mixture = dense().into_mixture(2, 9);
+    let mut model = Model::load(&mixture.source(), options(2)).unwrap();
+    assert_eq!(model.expert_use(), ExpertUse::default());
+    let tokens = prompt(TOKENS, 3, DENSE.vocab);
+    let mut kv = model.new_kv_store(32).unwrap();
+    rows(&mut model, &batch(&[(&tokens, 0..1, 0)]), &mut kv);
+    let layers = DENSE.layers as u64;
+    let of_one = ExpertUse {
+        rows: 2 * layers,
+        hits: 2 * layers,
+        candidates: EXPERTS as u64 * layers,
+        rows_at_largest_load: EXPERTS as u64 * layers,
+    };
+    assert_eq!(model.expert_use(), of_one);
+    rows(&mut model, &batch(&[(&tokens, 1..TOKENS, 0)]), &mut kv);
+    let all = model.expert_use();
+    assert_eq!(all.rows, 2 * layers * TOKENS as u64);
+    assert_eq!(all.candidates, 2 * of_one.candidates);
+    assert!(all.hits > of_one.hits && all.hits <= of_one.hits + of_one.candidates);
+    assert!(all.rows_at_largest_load > all.rows);
+}
+
 #[test]
 fn what_a_mixture_lacks_or_cannot_do_is_named() {
     let refusal = |change: &dyn Fn(&mut Checkpoint)| {
@@ -226,6 +335,50 @@ fn what_a_mixture_lacks_or_cannot_do_is_named() {
     }
 }
 
+#[test]
+fn experts_in_one_tensor_are_those_in_tensors_of_their_own() {
+    let mixture = || dense().into_mixture(2, 9).with_different_experts();
+    let expected = mixture().logits(options(1));
+    assert!(mixture().merged().logits(options(1)) == expected);
+    let mixtral = || {
+        let mut mixture = mixture();
+        let of_head =
+            |name: &str| name.ends_with("q_norm.weight") || name.ends_with("k_norm.weight");
+        mixture.tensors.retain(|(name, ..)| !of_head(name));
+        mixture
+    };
+    let expected = mixtral().into_mixtral(true).logits(options(1));
+    let merged = mixtral().merged().into_mixtral(false);
+    assert!(merged.logits(options(1)) == expected);
+}
+
+#[test]
+fn experts_in_one_tensor_that_cannot_be_cut_are_named() {
+    let (rows, columns) = (2 * DENSE.intermediate, DENSE.hidden);
+    let refusal = |dtype: Dtype, new_shape: &[usize]| {
+        let mut mixture = dense().into_mixture(2, 13).merged();
+        let mut tensors = mixture.tensors.iter_mut();
+        let merged = tensors.find(|(name, ..)| name.ends_with("gate_up_proj"));
+        let (name, shape, stored, bytes) = merged.unwrap();
+        let name = name.clone();
+        (*shape, *stored) = (new_shape.to_vec(), dtype);
+        bytes.truncate(shape.iter().product::<usize>() * dtype.bitsize() / 8);
+        let loaded = Model::load(&mixture.source(), options(1));
+        let error = loaded.err().as_ref().map(LoadError::to_string).unwrap();
+        assert!(error.contains(&name), "{error}");
+        error
+    };
+    for shape in [
+        &[EXPERTS * rows, columns][..],
+        &[EXPERTS * rows, 1, columns],
+    ] {
+        let error = refusal(Dtype::BF16, shape);
+        assert!(error.contains("[experts, rows, columns]"), "{error}");
+    }
+    let packed = refusal(Dtype::U8, &[EXPERTS, rows, columns]);
+    assert!(packed.contains("in one tensor of"), "{packed}");
+}
+
 /// In a model of Mixtral the tensors have other names.
 #[test]
 fn a_model_of_mixtral_equals_the_dense_one_too() {
@@ -236,18 +389,6 @@ fn a_model_of_mixtral_equals_the_dense_one_too() {
     };
     let dense = || Checkpoint::of(&shape.in_memory(5));
     let expected = dense().logits(options(1));
-    let mut mixture = dense().into_mixture(1, 7);
-    mixture.config["architectures"] = json!([MIXTRAL.class]);
-    mixture.config["num_local_experts"] = json!(EXPERTS);
-    for (name, ..) in &mut mixture.tensors {
-        for (from, to) in [
-            (".mlp.", ".block_sparse_moe."),
-            ("gate_proj", "w1"),
-            ("up_proj", "w3"),
-            ("down_proj", "w2"),
-        ] {
-            *name = name.replace(from, to);
-        }
-    }
+    let mixture = dense().into_mixture(1, 7).into_mixtral(true);
     assert!(mixture.logits(options(1)) == expected);
 }
