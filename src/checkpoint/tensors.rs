@@ -161,8 +161,13 @@ impl<'a> Tensors<'a> {
     /// modules of every family alike.
     ///
     /// # Errors
-    /// If such a tensor has another number of sizes, or a storage that cannot be cut.
-    pub(crate) fn split_experts(&mut self, modules: &ExpertModules) -> LoadResult<()> {
+    /// If such a tensor does not have `count` experts, has a storage that cannot be cut, or has
+    /// what another tensor has too.
+    pub(crate) fn split_experts(
+        &mut self,
+        modules: &ExpertModules,
+        count: usize,
+    ) -> LoadResult<()> {
         let names: Vec<String> = self.by_name.keys().cloned().collect();
         for name in names {
             let Some((layer, module)) = layer_and_module(&name) else {
@@ -170,8 +175,7 @@ impl<'a> Tensors<'a> {
             };
             if module == COMMON.router && module != modules.router {
                 if let Some(tensor) = self.take(&name) {
-                    let name = format!("{layer}.{}.weight", modules.router);
-                    self.by_name.insert(name, tensor);
+                    self.put(format!("{layer}.{}.weight", modules.router), tensor)?;
                 }
                 continue;
             }
@@ -181,14 +185,25 @@ impl<'a> Tensors<'a> {
             let Some(tensor) = self.take(&name) else {
                 continue;
             };
-            for (expert, parts) in experts_of(&tensor, linears.len())?.into_iter().enumerate() {
+            let experts = experts_of(&tensor, count, linears.len())?;
+            for (expert, parts) in experts.into_iter().enumerate() {
                 for (linear, part) in linears.iter().zip(parts) {
                     let experts = modules.experts;
                     let name = format!("{layer}.{experts}.{expert}.{linear}.weight");
-                    self.by_name.insert(name, part);
+                    self.put(name, part)?;
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Adds a tensor under a name of Hugging Face that no other one has.
+    fn put(&mut self, name: String, tensor: Tensor<'a>) -> LoadResult<()> {
+        if let Some(other) = self.by_name.get(&name) {
+            let other = &other.name;
+            return Err(tensor.error(format_args!("{other} has the same matrix, {name}")));
+        }
+        self.by_name.insert(name, tensor);
         Ok(())
     }
 
@@ -256,15 +271,22 @@ fn layer_and_module(name: &str) -> Option<(&str, &str)> {
     Some((prefix, module.strip_suffix(".weight").unwrap_or(module)))
 }
 
-/// Returns the matrices of each expert in a tensor that has those of all: `parts` of each, of as
-/// many rows, one below the other.
-fn experts_of<'a>(tensor: &Tensor<'a>, parts: usize) -> LoadResult<Vec<Vec<Tensor<'a>>>> {
+/// Returns the matrices of each expert in a tensor that has those of all `count`: `parts` of each,
+/// of as many rows, one below the other.
+fn experts_of<'a>(
+    tensor: &Tensor<'a>,
+    count: usize,
+    parts: usize,
+) -> LoadResult<Vec<Vec<Tensor<'a>>>> {
     let shape = &tensor.shape;
     let problem = format_args!(
-        "its shape is {shape:?}; the matrices of all experts must be [experts, rows, columns]"
+        "its shape is {shape:?}; the matrices of all {count} experts must be \
+         [experts, rows, columns]"
     );
     let (experts, rows, columns) = match shape[..] {
-        [experts, rows, columns] if experts > 0 && rows.is_multiple_of(parts) => {
+        [experts, rows, columns]
+            if experts == count && rows > 0 && columns > 0 && rows.is_multiple_of(parts) =>
+        {
             (experts, rows / parts, columns)
         }
         _ => return Err(tensor.error(problem)),
@@ -316,7 +338,9 @@ fn with_prefix<'a>(
         let tensors = tensors.map(|(name, tensor)| (renamed(name), tensor));
         return (tensors.collect(), FileNames::TextPart);
     }
-    if tensors.contains_key(WORD_EMBEDDINGS) {
+    // With both names, the second one is unknown.
+    let has_embedding = tensors.contains_key("model.embed_tokens.weight");
+    if tensors.contains_key(WORD_EMBEDDINGS) && !has_embedding {
         let renamed = |name: String| match name.as_str() {
             WORD_EMBEDDINGS => "model.embed_tokens.weight".to_owned(),
             _ => name,

@@ -1,11 +1,13 @@
 //! What a file says about mixtures of experts.
 
 use crate::checkpoints::{computed_bits, fixture, load};
-use crate::{alone, entry, with_entries, with_key};
+use crate::{alone, bytes_with_entries, entry, opened, with_entries, with_key};
 
 const UNSIGNED: u32 = 4;
 const FLOAT: u32 = 6;
 const BOOL: u32 = 7;
+const ARRAY: u32 = 9;
+const UNSIGNED_LONG: u32 = 10;
 
 #[test]
 fn other_kinds_of_mixtures_are_named() {
@@ -45,4 +47,47 @@ fn weights_of_experts_add_up_to_one_unless_the_file_says_otherwise() {
     let silent = computed_bits(&alone(&file));
     assert!(with_norm(1) == silent);
     assert!(with_norm(0) != silent);
+}
+
+/// Returns the error of a file whose `key` has another value.
+fn error_of(fixture_name: &str, key: &str, kind: u32, value: &[u8]) -> String {
+    let mut bytes = bytes_with_entries(&fixture(fixture_name), &[entry(key, kind, value)]);
+    // The old entry comes after the new one.
+    let places = bytes.windows(key.len()).enumerate();
+    let mut places = places.filter(|(_, window)| *window == key.as_bytes());
+    let (_, (old, _)) = (places.next().unwrap(), places.next().unwrap());
+    bytes[old] = b'X';
+    let loaded = opened(bytes).and_then(|source| load(&source).map(drop));
+    let error = loaded.unwrap_err();
+    assert!(error.contains(key), "{error}");
+    error
+}
+
+#[test]
+fn sizes_out_of_range_are_named_before_memory_is_taken() {
+    for value in [1_u64 << 40, 1 << 63] {
+        let value = value.to_le_bytes();
+        for (file, key) in [
+            (
+                "qwen3-moe-group64/qwen3-moe-group64-q2_0.gguf",
+                "qwen3moe.block_count",
+            ),
+            ("maple-row/maple-row-q2_0.gguf", "maple.block_count"),
+        ] {
+            error_of(file, key, UNSIGNED_LONG, &value);
+        }
+    }
+}
+
+#[test]
+fn a_limit_of_gates_for_only_some_layers_is_named() {
+    let one = [
+        &FLOAT.to_le_bytes()[..],
+        &1_u64.to_le_bytes(),
+        &7_f32.to_le_bytes(),
+    ]
+    .concat();
+    let file = "maple-row/maple-row-q2_0.gguf";
+    let error = error_of(file, "maple.swiglu_clamp_exp", ARRAY, &one);
+    assert!(error.contains("each layer"), "{error}");
 }

@@ -32,6 +32,10 @@ fn a_window_changes_what_prompts_longer_than_it_compute_and_nothing_else() {
         follow(&mut model, &fixture.expected.prompts)
     };
     let (windowed, full) = (computed(None), computed(Some(512)));
+    assert!(
+        computed(Some(usize::MAX)) == full,
+        "no window is longer than the context"
+    );
     let mut long_prompts = 0;
     for (index, prompt) in fixture.expected.prompts.iter().enumerate() {
         let continuation = prompt.continuation.len();

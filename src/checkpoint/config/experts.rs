@@ -129,11 +129,15 @@ pub(super) fn of_gguf(
     let limit = match metadata.numbers(&limits)? {
         _ if *architecture != MAPLE => None,
         None => Some(GATE_LIMIT),
-        Some([first, rest @ ..]) if *first > 0.0 && rest.iter().all(|limit| limit == first) => {
+        Some([first, rest @ ..])
+            if rest.len() + 1 == layers
+                && *first as f32 > 0.0
+                && rest.iter().all(|limit| limit == first) =>
+        {
             Some(*first as f32)
         }
         Some(_) => {
-            let problem = "must be positive, and the same in each layer";
+            let problem = "must be positive, and the same in each layer of the model";
             return Err(metadata.error(&limits, problem));
         }
     };

@@ -138,7 +138,7 @@ pub(super) fn set_local_layers(
     config.local = Some(LocalLayers {
         is_local,
         rope_theta,
-        window: window.unwrap_or(config.max_position),
+        window: window.unwrap_or(usize::MAX).min(config.max_position),
         rotates_alone,
     });
 }

@@ -162,26 +162,35 @@ fn read_unchecked(gguf: &Gguf, (name, architecture, activation): Named) -> LoadR
             (vocab, architecture.is_block_causal),
         )?,
     };
+    apply_family(&mut config, metadata, name)?;
+    config.rotation = Rotation::read(gguf, architecture, config.recurrent.is_some())?;
+    Ok(config)
+}
+
+/// Reads what the metadata says beside the keys that all architectures have.
+fn apply_family(config: &mut ModelConfig, metadata: &Metadata, name: &str) -> LoadResult<()> {
+    let architecture = config.architecture;
+    if *architecture == BITNET_GEMMA3 || architecture.layer.experts.is_some() {
+        config.check()?; // The sizes are used.
+    }
     if *architecture == BITNET_GEMMA3 {
-        config.check()?; // Its sizes are used.
         let window = metadata.size(&window_key(name))?;
         let theta = metadata.float(&format!("{name}.rope.freq_base_swa"))?;
         let scalar = format!("{name}.attention.query_pre_attn_scalar");
         let scalar = metadata.float(&scalar)?;
-        gemma3::apply_to_gguf(&mut config, window, theta, scalar)?;
+        gemma3::apply_to_gguf(config, window, theta, scalar)?;
     }
     if *architecture == QWEN3_5 {
-        qwen3_5::apply_to_gguf(&mut config, metadata, name)?;
+        qwen3_5::apply_to_gguf(config, metadata, name)?;
     }
     if *architecture == MAPLE {
-        maple::apply_to_gguf(&mut config, metadata, name)?;
+        maple::apply_to_gguf(config, metadata, name)?;
     }
     if architecture.layer.experts.is_some() {
         let sizes = (config.layers, config.intermediate);
         config.experts = Some(experts::of_gguf(architecture, sizes, (metadata, name))?);
     }
-    config.rotation = Rotation::read(gguf, architecture, config.recurrent.is_some())?;
-    Ok(config)
+    Ok(())
 }
 
 /// Returns the width of a dense feed-forward half. A file whose halves are all mixtures need not

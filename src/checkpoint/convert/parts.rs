@@ -72,8 +72,9 @@ impl<'a> ModelParts<'a> {
         files: &'a TensorFiles<'a>,
     ) -> LoadResult<ModelParts<'a>> {
         let mut tensors = files.tensors()?;
-        if let Some(modules) = &config.architecture.layer.experts {
-            tensors.split_experts(modules)?;
+        let mixture = (config.architecture.layer.experts).zip(config.experts.as_ref());
+        if let Some((modules, experts)) = mixture {
+            tensors.split_experts(&modules, experts.count)?;
         }
         let left_out = tensors.leave_out(&config.unused_parts);
         let group = of_model(config, &tensors)?;

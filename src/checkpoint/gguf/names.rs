@@ -107,7 +107,7 @@ pub(crate) enum FileNames {
     GgufQwen3_5,
     /// As in GGUF, for Mixtral, whose files name the architecture `llama`.
     GgufMixtral,
-    /// As in Hugging Face, but for the embedding of Maple.
+    /// As in Hugging Face. Only the embedding has another name, as in Maple.
     WordEmbeddings,
 }
 

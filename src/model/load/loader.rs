@@ -52,8 +52,9 @@ pub(crate) fn load_weights(
             "leaving out tensors that text generation does not need"
         );
     }
-    if let Some(modules) = &config.architecture.layer.experts {
-        tensors.split_experts(modules)?;
+    let mixture = (config.architecture.layer.experts).zip(config.experts.as_ref());
+    if let Some((modules, experts)) = mixture {
+        tensors.split_experts(&modules, experts.count)?;
     }
     let group = of_model(config, &tensors)?;
     order_value_heads(config, group, &mut tensors);

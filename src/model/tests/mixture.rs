@@ -371,12 +371,33 @@ fn experts_in_one_tensor_that_cannot_be_cut_are_named() {
     for shape in [
         &[EXPERTS * rows, columns][..],
         &[EXPERTS * rows, 1, columns],
+        &[EXPERTS - 1, rows, columns],
+        &[EXPERTS, 0, columns],
+        &[1 << 62, 0, columns],
     ] {
         let error = refusal(Dtype::BF16, shape);
         assert!(error.contains("[experts, rows, columns]"), "{error}");
     }
     let packed = refusal(Dtype::U8, &[EXPERTS, rows, columns]);
     assert!(packed.contains("in one tensor of"), "{packed}");
+}
+
+#[test]
+fn two_tensors_of_the_same_matrices_are_both_named() {
+    let mixture = || dense().into_mixture(2, 13);
+    let apart = "model.layers.0.mlp.experts.3.up_proj.weight";
+    let mut both = mixture().merged();
+    let own = mixture()
+        .tensors
+        .into_iter()
+        .find(|(name, ..)| name == apart);
+    both.tensors.push(own.unwrap());
+    let loaded = Model::load(&both.source(), options(1));
+    let error = loaded.err().as_ref().map(LoadError::to_string).unwrap();
+    assert!(
+        error.contains(apart) && error.contains("experts.gate_up_proj"),
+        "{error}"
+    );
 }
 
 /// In a model of Mixtral the tensors have other names.
