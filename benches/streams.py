@@ -19,6 +19,7 @@ Exits with 1 if a bar is missed. Let nothing else run meanwhile.
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import pathlib
@@ -27,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 
 RELEASE = pathlib.Path(__file__).resolve().parents[1] / "target" / "release"
 MODEL_THREADS = ("sterna-engine", "sterna-worker")
@@ -102,6 +104,7 @@ DRAFTS = {
     "of the model": ["--decoding", "self-speculation", "--speculate", "0"],
     "both": ["--decoding", "self-speculation"],
     "diffusion": ["--decoding", "diffusion"],
+    "diffusion with a block cache": ["--decoding", "diffusion", "--diffusion-block-cache"],
 }
 
 
@@ -109,17 +112,42 @@ def drafts(model, seconds):
     """Prints tokens per second by clients and kinds of drafts. Returns whether a bar is missed."""
     missed = False
     for clients in (1, 2, 4, 16):
-        speeds = {kind: [] for kind in DRAFTS}
+        speeds, made = {kind: [] for kind in DRAFTS}, {}
         for _ in range(5):
             for kind, flags in DRAFTS.items():
                 with serving(model, flags, greets=False) as (port, _):
                     asyncio.run(questions(port, clients, 0.3))
                     speeds[kind].append(asyncio.run(questions(port, clients, seconds / 5)))
+                    made[kind] = counts(port)
         median = {kind: statistics.median(found) for kind, found in speeds.items()}
         figures = ", ".join(f"{kind} {speed:.0f}" for kind, speed in median.items())
         print(f"  {clients} clients, tok/s with drafts: {figures}")
+        for kind, count in made.items():
+            drafted = count["vllm:spec_decode_num_draft_tokens_total"]
+            passes = count["sterna_block_passes_total"]
+            unmasked = count["sterna_unmasked_tokens_total"]
+            if drafted:
+                share = count["vllm:spec_decode_num_accepted_tokens_total"] / drafted
+                print(f"    {kind}: {100 * share:.0f} % of {drafted:.0f} drafts accepted")
+            if passes:
+                prompts = count["vllm:prompt_tokens_total"] - count["vllm:prefix_cache_hits_total"]
+                rows = count["vllm:iteration_tokens_total_sum"] - prompts
+                made_of = f"{unmasked / passes:.2f} tokens of {rows / passes:.1f} rows a pass"
+                print(f"    {kind}: {made_of}")
         missed |= median["both"] < 0.98 * median["looked up"]
     return missed
+
+
+def counts(port):
+    """Returns the server's metrics by name, added over their labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    found = collections.Counter()
+    for line in lines:
+        if not line.startswith("#"):
+            series, value = line.rsplit(" ", 1)
+            found[series.split("{")[0]] += float(value)
+    return found
 
 
 async def questions(port, clients, seconds):

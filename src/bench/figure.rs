@@ -226,11 +226,15 @@ mod tests {
 
     const SIZES: Sizes = Sizes {
         layer_bytes: 1_000_000,
+        expert_bytes: 0,
+        experts_per_token: 0,
         ternary_bytes: 1_000_000,
         ternary_weights: 4_000_000,
         head_bytes: 1_000_000,
         head_weights: 1_000_000,
         kv_bytes_per_token: 0,
+        local_kv_bytes_per_token: 0,
+        window: 0,
         state_bytes: 0,
     };
     /// With these limits, a step of one stream reads for 2 ms.
@@ -247,6 +251,7 @@ mod tests {
                 logits: streams,
                 keys: 0,
                 rows: 1,
+                expert_hits: 0,
             },
             times: PhaseTimes {
                 forward: Duration::from_millis(milliseconds - 1),

@@ -15,7 +15,7 @@ use super::figure::{Figure, FigureKind, FigureResult, Measurement, Repetition};
 use super::machine_limits::LimitsProbe;
 use super::workload::{random_tokens, untimed_limits, untimed_policy, with_states};
 use crate::engine::{Direct, Forward, LogitRows, SamplingParams};
-use crate::model::{KvStore, Model, Sizes, Stage};
+use crate::model::{ExpertUse, KvStore, Model, Sizes, Stage};
 
 /// The maximum number of tokens in a step, as in a server by default.
 pub const STEP_TOKENS: usize = 512;
@@ -183,6 +183,10 @@ impl Forward for Subject {
 
     fn has_states(&self) -> bool {
         Forward::has_states(&self.model)
+    }
+
+    fn expert_use(&self) -> ExpertUse {
+        self.model.expert_use()
     }
 
     fn new_kv_store(&self, limits: &Limits) -> io::Result<KvStore> {

@@ -63,7 +63,7 @@ impl ModelInfo {
         ModelInfo {
             name: name.to_owned(),
             bits_per_weight: sizes.bits_per_weight(),
-            layer_bytes: sizes.layer_bytes,
+            layer_bytes: sizes.layer_bytes + sizes.expert_bytes * sizes.experts_per_token,
             head_bytes: sizes.head_bytes,
             kv_bytes_per_token: sizes.kv_bytes_per_token,
             state_bytes: sizes.state_bytes,

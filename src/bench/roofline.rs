@@ -4,10 +4,11 @@
 //! while it multiplies. A second figure adds up the same maximum over the parts of the step,
 //! because the machine does not multiply one part while it reads another.
 //!
-//! Bytes are the memory that the step must read: the packed weights of the layers, the keys and
-//! values of every sequence, the states of every sequence, which are written too, and, if logits
-//! are wanted, the stored head. Operations are one multiplication and one addition for each ternary
-//! weight and token, and for each weight of the head and row of logits. Attention's arithmetic,
+//! Bytes are the memory that the step must read: the packed weights of the layers, of experts those
+//! that have rows, the keys and values of every sequence, in layers with a window at most those of
+//! the window, the states of every sequence, which are written too, and, if logits are wanted, the
+//! stored head. Operations are one multiplication and one addition for each ternary weight and
+//! token, and for each weight of the head and row of logits. Attention's arithmetic,
 //! norms and embeddings do not count. A step exceeds 100 % only if a sampled limit is too low.
 
 use serde::Serialize;
@@ -49,12 +50,15 @@ impl Work {
             bytes: bytes as f64,
             operations: 2.0 * multiplications,
         };
-        let keys = step.keys * sizes.kv_bytes_per_token;
+        let longest = sizes.window + step.tokens / step.rows.max(1);
+        let local_keys = step.keys.min(step.rows * longest); // Rows of one step are alike.
+        let local_bytes = sizes.local_kv_bytes_per_token;
+        let keys = step.keys * (sizes.kv_bytes_per_token - local_bytes) + local_keys * local_bytes;
         let states = 2 * step.rows * sizes.state_bytes;
         let head = if step.logits > 0 { sizes.head_bytes } else { 0 };
         [
             work(
-                sizes.layer_bytes,
+                sizes.layer_bytes + step.expert_hits * sizes.expert_bytes,
                 sizes.ternary_weights as f64 * step.tokens as f64,
             ),
             work(keys + states, 0.0),
@@ -101,11 +105,15 @@ mod tests {
 
     const SIZES: Sizes = Sizes {
         layer_bytes: 500_000_000,
+        expert_bytes: 0,
+        experts_per_token: 0,
         ternary_bytes: 500_000_000,
         ternary_weights: 2_000_000_000,
         head_bytes: 300_000_000,
         head_weights: 300_000_000,
         kv_bytes_per_token: 100_000,
+        local_kv_bytes_per_token: 0,
+        window: 0,
         state_bytes: 0,
     };
     const LIMITS: MachineLimits = MachineLimits {
@@ -119,6 +127,7 @@ mod tests {
             logits,
             keys,
             rows: 1,
+            expert_hits: 0,
         };
         let work = Work::of(&step, &SIZES);
         assert_eq!(work, Work { bytes, operations });
@@ -139,6 +148,7 @@ mod tests {
             logits: 8,
             keys: 2000,
             rows: 1,
+            expert_hits: 0,
         };
         // Layers: 16 ms of multiplying, 12.5 ms of reading. Keys: 5 ms of reading.
         // Head: 7.5 ms of reading, 2.4 ms of multiplying.
@@ -159,6 +169,28 @@ mod tests {
         let work = check(32, 32, 32 * 250, 1.6e9, 147.2e9);
         assert_eq!(work.bound(&LIMITS), Bound::Int8);
         assert!((work.min_seconds(&LIMITS) - 0.0736).abs() < 1e-12);
+    }
+
+    #[test]
+    fn experts_without_rows_and_keys_before_a_window_are_not_read() {
+        let sizes = Sizes {
+            expert_bytes: 1_000_000,
+            local_kv_bytes_per_token: 75_000,
+            window: 512,
+            ..SIZES
+        };
+        let work = |keys| {
+            let step = StepSize {
+                tokens: 2,
+                logits: 0,
+                keys,
+                rows: 2,
+                expert_hits: 30,
+            };
+            Work::of(&step, &sizes).bytes
+        };
+        assert_eq!(work(1000), 530e6 + 1000.0 * 100e3);
+        assert_eq!(work(8000), 530e6 + 8000.0 * 25e3 + 2.0 * 513.0 * 75e3);
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub struct StepSize {
     pub keys: usize,
     /// Rows.
     pub rows: usize,
+    /// Experts with rows, added over the layers.
+    pub expert_hits: usize,
 }
 
 /// The durations of a step's phases.
@@ -107,7 +109,8 @@ impl<F: Forward> StepLoop<F> {
             return None;
         };
         let planned = Instant::now();
-        let (size, shape) = (size_of(&step), step.shape());
+        let (mut size, shape) = (size_of(&step), step.shape());
+        let hits_before = self.runner.expert_use().hits;
         let [predicted, calibrated] = predictions(&step);
         begin(&step);
         if let Some(OwnDrafts { mask_token, .. }) = own_drafts
@@ -126,6 +129,7 @@ impl<F: Forward> StepLoop<F> {
             self.runner.rerun(step.batch(), continuation, begin)
         });
         let drawn_at = Instant::now();
+        size.expert_hits = (self.runner.expert_use().hits - hits_before) as usize;
         let forwarded = *computed.as_ref().unwrap_or(&drawn_at);
         let draws = self.runner.sampler().draws();
         self.sampled.clear();
@@ -171,6 +175,7 @@ fn size_of(step: &Step<'_>) -> StepSize {
         logits: batch.logits_count(),
         keys: batch.rows().iter().map(|row| row.end()).sum(),
         rows: batch.rows().len(),
+        expert_hits: 0, // The forward pass tells.
     }
 }
 

@@ -177,7 +177,11 @@ impl Model {
     pub fn sizes(&self) -> Sizes {
         let layers = self.config.recurrent.as_ref();
         let states = layers.map(RecurrentLayers::state_bytes);
-        Sizes::of(&self.weights, self.kv_shape(), states.unwrap_or(0))
+        Sizes::of(
+            (&self.config, &self.weights),
+            self.kv_shape(),
+            states.unwrap_or(0),
+        )
     }
 
     /// Returns the time that forward passes have spent in each stage.

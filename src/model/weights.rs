@@ -10,6 +10,7 @@ use super::linear::{Linear, Projections};
 use super::mixture::Mixture;
 use super::norm::Norm;
 use super::output_head::OutputHead;
+use crate::checkpoint::ModelConfig;
 
 /// All weights of a model, in the layouts of the kernels.
 pub(super) struct Weights {
@@ -47,15 +48,22 @@ impl Weights {
     }
 }
 
+/// Gate, up and down.
+const MATRICES_OF_AN_EXPERT: usize = 3;
+
 /// Bytes as they are in memory, and numbers of weights as in the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// The bytes of all matrices of the layers. Every step reads them. Of experts, those that one
-    /// token uses.
+    /// The bytes of all matrices of the layers, without experts. Every step reads them.
     pub layer_bytes: usize,
-    /// The part of `layer_bytes` that is ternary.
+    /// The bytes of one expert of one layer; 0 without experts. A step reads those of the experts
+    /// that its rows use.
+    pub expert_bytes: usize,
+    /// The experts that a token uses, added over the layers.
+    pub experts_per_token: usize,
+    /// The bytes of `ternary_weights`.
     pub ternary_bytes: usize,
-    /// The ternary weights of the layers. Every token is multiplied by them.
+    /// The ternary weights of the layers that one token is multiplied by.
     pub ternary_weights: usize,
     /// The bytes of the output head; 0 without one. Every step that computes logits reads them.
     pub head_bytes: usize,
@@ -63,12 +71,20 @@ pub struct Sizes {
     pub head_weights: usize,
     /// The bytes of the keys and values of one token, all layers.
     pub kv_bytes_per_token: usize,
+    /// The part of them that belongs to layers whose tokens attend to a window.
+    pub local_kv_bytes_per_token: usize,
+    /// The tokens of that window; 0 without such layers.
+    pub window: usize,
     /// The bytes of the states of one sequence, all layers. A decode reads and writes them.
     pub state_bytes: usize,
 }
 
 impl Sizes {
-    pub(super) fn of(weights: &Weights, kv: KvShape, state_bytes: usize) -> Sizes {
+    pub(super) fn of(
+        (config, weights): (&ModelConfig, &Weights),
+        kv: KvShape,
+        state_bytes: usize,
+    ) -> Sizes {
         let linears = weights.layers.iter().flat_map(Layer::linears);
         let ternary = linears.clone().filter_map(|linear| match linear {
             Linear::Ternary(linear) => Some(&linear.weights),
@@ -78,14 +94,20 @@ impl Sizes {
         let used = mixtures.flat_map(Mixture::used_by_a_token);
         let weights_of = |matrix: &TernaryMatrix| matrix.rows() * matrix.columns();
         let used_bytes: usize = used.clone().map(TernaryMatrix::bytes).sum();
+        let experts_per_token = used.clone().count() / MATRICES_OF_AN_EXPERT;
         let ternary = ternary.chain(used);
+        let local_layers = (0..config.layers).filter(|layer| config.is_local(*layer));
         Sizes {
-            layer_bytes: linears.map(Linear::bytes).sum::<usize>() + used_bytes,
+            layer_bytes: linears.map(Linear::bytes).sum(),
+            expert_bytes: used_bytes.checked_div(experts_per_token).unwrap_or(0),
+            experts_per_token,
             ternary_bytes: ternary.clone().map(TernaryMatrix::bytes).sum(),
             ternary_weights: ternary.map(weights_of).sum(),
             head_bytes: weights.head.as_ref().map_or(0, OutputHead::bytes),
             head_weights: weights.head.as_ref().map_or(0, OutputHead::weights),
             kv_bytes_per_token: kv.token_bytes(),
+            local_kv_bytes_per_token: kv.token_bytes() / kv.layers.max(1) * local_layers.count(),
+            window: config.local.as_ref().map_or(0, |local| local.window),
             state_bytes,
         }
     }
