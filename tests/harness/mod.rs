@@ -104,6 +104,13 @@ impl Gate {
         state.passes = state.passes.saturating_sub(u64::from(state.closed));
     }
 
+    /// Returns whether a step waits at the gate and the next one has not begun: its turn would take
+    /// commands.
+    fn holds_a_step(&self) -> bool {
+        let state = self.state.lock().unwrap();
+        state.closed && state.waiting > 0 && state.passes == 0
+    }
+
     /// Waits until `steps` steps have arrived at the gate since the start.
     pub(crate) async fn arrivals(self: &Arc<Gate>, steps: u64) {
         let gate = Arc::clone(self);
@@ -377,14 +384,14 @@ impl Server {
             .unwrap_or_else(|_| panic!("timed out waiting for: {what}"));
     }
 
-    /// Lets steps through the closed gate until `holds`. The requests of a test have few tokens, so
-    /// the tasks get time between two steps: a busy machine must not spend all steps before the
-    /// tasks have run.
+    /// Lets steps through the closed gate until `holds` and a step waits there. The requests of a
+    /// test have few tokens, so the tasks get time between two steps: a busy machine must not spend
+    /// all steps before the tasks have run.
     pub(crate) async fn step_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
         const TIME_OF_TASKS: Duration = Duration::from_millis(50);
         let next_step = Cell::new(Instant::now());
         let step = |server: &Server| {
-            let holds = holds(server);
+            let holds = holds(server) && server.gate.holds_a_step();
             if !holds && Instant::now() >= next_step.get() {
                 server.gate.pass_waiting();
                 next_step.set(Instant::now() + TIME_OF_TASKS);
