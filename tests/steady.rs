@@ -21,7 +21,8 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use sterna::checkpoint::Source;
 use sterna::constraint::{Grammar, GrammarSource};
 use sterna::engine::{
-    Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams, StepOutcome,
+    Diffusion, Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams,
+    StepOutcome, Unmasking,
 };
 use sterna::model::{KvStore, LoadOptions, Model, toy};
 use sterna::text::TextFiles;
@@ -133,6 +134,44 @@ fn step(direct: &mut Direct<'_, JobsForAll>, sequences: usize) -> bool {
     (size.tokens, size.logits) == (sequences, sequences)
 }
 
+/// Fails if a pass over blocks of `model` allocates in a steady state.
+fn check_blocks(mut model: JobsForAll, rules: Diffusion) {
+    const SEQUENCES: usize = 4;
+    let limits = Limits {
+        diffusion: Some(rules),
+        ..LIMITS
+    };
+    let vocabulary = model.vocabulary();
+    let mut direct = Direct::new(&mut model, limits, Policy::default());
+    for index in 0..SEQUENCES {
+        let params = SamplingParams {
+            temperature: index as f32 / 4.0,
+            ..SamplingParams::default()
+        };
+        let params = params.by_diffusion(Unmasking {
+            mask_token: rules.mask_token,
+            threshold: 0.9,
+        });
+        let token = |i: usize| ((i * 7 + 31 * index) % (vocabulary - 1)) as TokenId;
+        direct
+            .submit((0..20).map(token).collect(), 900, params)
+            .unwrap();
+    }
+    // Without logits, a pass computes the keys and values of a whole block.
+    let mut pass = || direct.step().expect("no sequence has ended").size.logits;
+    for _ in 0..3 * PAGE_TOKENS {
+        pass();
+    }
+    let (mut count, mut logits) = (0, 0);
+    for _ in 0..STEPS {
+        let allocations = Region::new(ALLOCATOR);
+        logits += pass();
+        count += allocations.change().allocations;
+    }
+    assert_eq!(count, 0, "{rules:?}");
+    assert!(logits > SEQUENCES * STEPS, "all sequences fill blocks");
+}
+
 /// Fails if a steady step of `model` allocates.
 fn check(mut model: JobsForAll, case: &str) {
     let policy = Policy {
@@ -190,5 +229,16 @@ fn a_steady_step_allocates_nothing() {
             let model = model(&source, threads, usize::MAX, KvDtype::F16);
             check(model, &format!("{threads} threads, {name}"));
         }
+    }
+    for (is_causal, has_block_cache) in [(true, false), (true, true), (false, true)] {
+        let model = model(&toy::source(), 2, usize::MAX, KvDtype::F16);
+        let rules = Diffusion {
+            block: PAGE_TOKENS as u32, // The tokens behind a page in a longer block are copied.
+            part: 4,
+            mask_token: model.vocabulary() as TokenId - 1,
+            is_causal,
+            has_block_cache,
+        };
+        check_blocks(model, rules);
     }
 }

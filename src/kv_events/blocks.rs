@@ -42,6 +42,9 @@ struct KnownBlock {
 pub(super) struct Blocks {
     scope: Scope,
     known: HashMap<Page, KnownBlock>,
+    /// The number of pages of each hash. Where a block of a model that sees whole blocks goes on
+    /// behind a page, there is a page for each way in which it goes on.
+    pages: HashMap<u64, u32>,
 }
 
 impl Blocks {
@@ -49,6 +52,7 @@ impl Blocks {
         Blocks {
             scope,
             known: HashMap::new(),
+            pages: HashMap::new(),
         }
     }
 
@@ -58,6 +62,12 @@ impl Blocks {
             CacheChange::Stored(stored) => self.store(stored),
             CacheChange::Removed(page) => {
                 let KnownBlock { hash, .. } = self.known.remove(page)?;
+                let pages = self.pages.get_mut(&hash).expect("a known block has a page");
+                *pages -= 1;
+                if *pages > 0 {
+                    return None;
+                }
+                self.pages.remove(&hash);
                 Some(BlockEvent::Removed { hash })
             }
         }
@@ -75,7 +85,9 @@ impl Blocks {
         let is_public = stored.tenant.is_none();
         self.known
             .insert(stored.page, KnownBlock { hash, is_public });
-        Some(BlockEvent::Stored {
+        let pages = self.pages.entry(hash).or_default();
+        *pages += 1;
+        (*pages == 1).then_some(BlockEvent::Stored {
             hash,
             parent,
             tokens: stored.tokens,
@@ -149,6 +161,21 @@ mod tests {
             hash_of(blocks.follow(&stored(4, Some(3), Some(2), 8))),
             then
         );
+    }
+
+    #[test]
+    fn a_block_is_cached_as_long_as_one_of_its_pages() {
+        let mut blocks = Blocks::new(Scope::All);
+        let first = hash_of(blocks.follow(&stored(1, None, Some(1), 7)));
+        assert_eq!(blocks.follow(&stored(2, None, Some(1), 7)), None);
+        // Equal tokens after either page are one block too.
+        let child = hash_of(blocks.follow(&stored(3, Some(1), Some(1), 8)));
+        assert_eq!(blocks.follow(&stored(4, Some(2), Some(1), 8)), None);
+        let mut remove = |page| blocks.follow(&CacheChange::Removed(Page::new(page)));
+        assert_eq!(remove(3), None);
+        assert_eq!(remove(1), None);
+        assert_eq!(remove(4), Some(BlockEvent::Removed { hash: child }));
+        assert_eq!(remove(2), Some(BlockEvent::Removed { hash: first }));
     }
 
     #[test]

@@ -27,7 +27,7 @@ impl StatedBlocks {
                 mask_token: None,
                 committed_attention: CommittedAttention::BlockCausal,
             },
-            (None, None) => return Ok(None),
+            (None, None) => return without_blocks(config),
         };
         if model.recurrent.is_some() || !model.has_head {
             return match flags.diffusion_mask_token {
@@ -36,7 +36,7 @@ impl StatedBlocks {
                                 fills no masked tokens"
                         .to_owned(),
                 ),
-                None => Ok(None),
+                None => without_blocks(config),
             };
         }
         let stated_size = stated.size.map(|size| size as u32);
@@ -60,6 +60,20 @@ impl StatedBlocks {
             is_causal: stated.committed_attention == CommittedAttention::Causal,
         }))
     }
+}
+
+/// Checks that no flag says how to fill blocks that the model does not have.
+fn without_blocks(config: &ServeConfig) -> Result<Option<StatedBlocks>, String> {
+    let flags = &config.scheduling;
+    let useless = match (flags.diffusion_block, flags.diffusion_block_cache) {
+        (Some(_), _) => "--diffusion-block",
+        (None, true) => "--diffusion-block-cache",
+        (None, false) => return Ok(None),
+    };
+    Err(format!(
+        "{useless}: the model's files name no masked blocks, so it has none to fill. If it was \
+         trained to, give --diffusion-mask-token too"
+    ))
 }
 
 /// Returns how the model drafts for itself, if it should.

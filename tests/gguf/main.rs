@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+mod attention;
 #[path = "../harness/checkpoint_text.rs"]
 mod checkpoint_text;
 #[path = "../harness/checkpoints.rs"]

@@ -198,6 +198,14 @@ async fn flags_say_what_no_file_says_of_masked_blocks() {
             &["--diffusion-mask-token", "324", "--diffusion-block", "16"],
             "--diffusion-mask-token 324: the model has 324 tokens, numbered from 0",
         ),
+        (
+            &["--diffusion-block", "16"],
+            "--diffusion-block: the model's files name no masked blocks",
+        ),
+        (
+            &["--diffusion-block-cache"],
+            "--diffusion-block-cache: the model's files name no masked blocks",
+        ),
     ] {
         let output = run(&[&["--port", "0"], &plain[..], flags].concat());
         assert_eq!(output.status.code(), Some(2));

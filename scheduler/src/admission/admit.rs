@@ -306,7 +306,7 @@ fn prefill_ahead(
         .filter(|other| other.is_prefill())
         .take(COMPARED_PREFILLS);
     prefills.find_map(|other| {
-        let pages = sequence.shareable_with(other) / PAGE_TOKENS;
+        let pages = sequence.shareable_with(other);
         let is_kept = !has_states || other.may_keep(pages * PAGE_TOKENS);
         (pages > prefix.pages && is_kept).then_some((other.id.slot(), pages))
     })

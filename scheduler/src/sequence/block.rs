@@ -27,7 +27,7 @@ use crate::{Diffusion, FinishReason, Micros, PAGE_TOKENS, Sampled, TokenId};
 pub(super) struct MaskedBlock {
     rules: Diffusion,
     ahead: Vec<TokenId>,  // Between the known tokens and the end of the block.
-    cached: Vec<TokenId>, // Those of the last pass over the whole block, if there was one.
+    cached: Vec<TokenId>, // Those of the last pass over the whole block, if passes use them.
     is_cached: bool,      // The pages hold the keys and values of that pass.
 }
 
@@ -44,10 +44,12 @@ enum Pass {
 impl MaskedBlock {
     /// Begins the block after `known` tokens.
     pub(super) fn new(rules: Diffusion, known: usize) -> MaskedBlock {
+        let size = rules.block as usize;
+        let cached = if rules.has_block_cache { size } else { 0 };
         let mut block = MaskedBlock {
             rules,
-            ahead: Vec::with_capacity(rules.block as usize),
-            cached: Vec::new(),
+            ahead: Vec::with_capacity(size),
+            cached: Vec::with_capacity(cached),
             is_cached: false,
         };
         block.begin(known);
@@ -259,10 +261,11 @@ impl Sequence {
         tokens / size * size
     }
 
-    /// Returns how many of the first `pages` pages end with a block.
-    pub(super) fn pages_of_blocks(&self, pages: usize) -> usize {
-        let size = self.block.as_ref().map_or(1, |block| block.size());
-        let ends_a_block = |pages: &usize| (pages * PAGE_TOKENS).is_multiple_of(size);
+    /// Returns how many of the first `pages` pages of a cache a sequence can begin with. If known
+    /// tokens attend to their block, the last page must end with one.
+    pub(super) fn reusable_pages(&self, pages: usize) -> usize {
+        let block = self.attended_block().max(1) as usize;
+        let ends_a_block = |pages: &usize| (pages * PAGE_TOKENS).is_multiple_of(block);
         (0..=pages).rev().find(ends_a_block).unwrap_or(0)
     }
 
@@ -310,7 +313,8 @@ impl Sequence {
         let mut drawn = DrawnTokens::default();
         let block = self.block.as_mut().expect("a block to fill");
         let first = block.next_part(known).1.start;
-        if let Pass::Whole = block.next_pass(known) {
+        let is_kept = block.rules.has_block_cache;
+        if let (Pass::Whole, true) = (block.next_pass(known), is_kept) {
             block.cached.clone_from(&block.ahead);
             block.is_cached = true;
         }

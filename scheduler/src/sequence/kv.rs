@@ -23,8 +23,8 @@ impl Sequence {
     fn known_pages<'a>(&'a self, pool: &'a PagePool) -> impl Iterator<Item = Page> + 'a {
         let tokens = self.reusable_tokens();
         let limit = match self.is_causal() {
-            true => usize::MAX,
-            false => self.pages_of_blocks(self.pages_in_tree(tokens, pool).count()),
+            true => usize::MAX, // The same, and the tree need not be searched twice.
+            false => self.reusable_pages(self.pages_in_tree(tokens, pool).count()),
         };
         self.pages_in_tree(tokens, pool).take(limit)
     }

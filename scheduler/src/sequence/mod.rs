@@ -258,21 +258,17 @@ impl Sequence {
         }
     }
 
-    /// Returns how many leading tokens this sequence may share with `other` in the cache.
+    /// Returns how many leading pages this sequence may share with `other` in the cache.
     pub(crate) fn shareable_with(&self, other: &Sequence) -> usize {
         if self.attended_block() != other.attended_block() {
             return 0;
         }
         let others = &other.tokens[..other.in_whole_blocks(other.len())];
         let mut shared = common_prefix(self.reusable_tokens(), others);
-        if !self.is_causal() {
-            shared = self.in_whole_blocks(shared);
+        if other.tenant != self.tenant {
+            shared = shared.min(self.kv.public_tokens.min(other.kv.public_tokens));
         }
-        if other.tenant == self.tenant {
-            return shared;
-        }
-        let public_tokens = self.kv.public_tokens.min(other.kv.public_tokens);
-        shared.min(public_tokens)
+        self.reusable_pages(shared / PAGE_TOKENS)
     }
 
     /// Returns what the next `tokens` tokens add to a step.

@@ -1,6 +1,6 @@
 //! Cached prefixes: who computes, shares and waits for them.
 
-use sterna_scheduler::Limits;
+use sterna_scheduler::{Diffusion, Limits};
 
 use super::table::Action::*;
 use super::table::{ANSWER, LIMITS, check, text};
@@ -142,6 +142,36 @@ fn a_request_that_waits_for_a_prefix_runs_when_the_prefill_is_cancelled() {
                 "b 32..51*",
                 "-a Cancelled 0, +b 32, -b Length 1",
             ),
+        ],
+    );
+}
+
+#[test]
+fn a_request_waits_for_no_page_that_ends_inside_a_block() {
+    let limits = Limits {
+        diffusion: Some(Diffusion {
+            block: 24,
+            part: 24,
+            mask_token: 9,
+            is_causal: false,
+            has_block_cache: false,
+        }),
+        ..LIMITS
+    };
+    check(
+        limits,
+        &[
+            // Three whole blocks, and four whole pages: 48 tokens are both.
+            (
+                vec![
+                    Submit("a", text(100..173), 1),
+                    Submit("b", text(100..173), 1),
+                ],
+                "a 0..24",
+                "+a 0",
+            ),
+            (vec![], "a 24..48", ""),
+            (vec![], "a 48..72, b 48..72", "+b 48"),
         ],
     );
 }

@@ -106,7 +106,11 @@ pub(crate) fn check(limits: Limits, turns: &[Turn]) -> Scheduler {
         for action in actions {
             match action {
                 Submit(name, prompt, max_new_tokens) => {
-                    let id = scheduler.submit(0, request(prompt, *max_new_tokens, 0));
+                    let request = Request {
+                        is_diffused: limits.diffusion.is_some(),
+                        ..request(prompt, *max_new_tokens, 0)
+                    };
+                    let id = scheduler.submit(0, request);
                     names.ids.insert(name, id.expect("the request is accepted"));
                 }
                 Score(name, prompt, max_new_tokens) => {

@@ -15,7 +15,8 @@ use crate::checkpoint::{LoadError, LoadResult, parse_json, require};
 const ROPE_THETA: f64 = 1_000_000.0;
 const LOCAL_ROPE_THETA: f64 = 10_000.0;
 
-/// The window of the published model of 270 million parameters.
+/// The width and the window of the published model of 270 million parameters.
+const PUBLISHED_WIDTH: usize = 640;
 const PUBLISHED_WINDOW: usize = 512;
 
 /// Each sixth layer attends to all tokens if a configuration does not say it.
@@ -95,7 +96,10 @@ pub(super) fn apply(config: &mut ModelConfig, name: &str, text: &[u8]) -> LoadRe
 
 /// Sets what the metadata of a GGUF file says of the window, of the base of the frequencies of
 /// local layers, and of the scale of attention. Microsoft's converter for BitNet-embedding states
-/// none of them.
+/// none of them. Without a window, the model must have the width of the published one.
+///
+/// # Errors
+/// If the file states no window and is not of the published model.
 pub(super) fn apply_to_gguf(
     config: &mut ModelConfig,
     window: Option<usize>,
@@ -103,7 +107,9 @@ pub(super) fn apply_to_gguf(
     query_scalar: Option<f64>,
 ) -> LoadResult<()> {
     set_query_factor(config, query_scalar.unwrap_or(config.head_dim as f64))?;
-    let window = window.unwrap_or(PUBLISHED_WINDOW);
+    let published = (config.hidden == PUBLISHED_WIDTH).then_some(PUBLISHED_WINDOW);
+    let missing = || LoadError::config("sliding_window", "missing".to_owned());
+    let window = window.or(published).ok_or_else(missing)?;
     let is_local = by_pattern(config.layers, PATTERN);
     let theta = theta.unwrap_or(LOCAL_ROPE_THETA);
     if window > 0 {

@@ -59,7 +59,9 @@ const ARCHITECTURES: [Named; 13] = [
 
 /// The keys after the name of the architecture, and what `config.json` calls them. A field
 /// that is a part of another one stands below it.
-const FIELDS: [(&str, &str); 20] = [
+const FIELDS: [(&str, &str); 22] = [
+    ("sliding_window", "attention.sliding_window"),
+    ("committed_attention", "attention.causal"),
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
     ("linear_key_head_dim", "ssm.state_size"),

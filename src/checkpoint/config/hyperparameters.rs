@@ -1,7 +1,7 @@
 //! The hyperparameters of a model, and their limits: what the kernels compute and what makes sense.
 
 use super::experts::Experts;
-use super::masked_blocks::MaskedBlocks;
+use super::masked_blocks::{CommittedAttention, MaskedBlocks};
 use super::pooling::Pooling;
 use super::recurrent::RecurrentLayers;
 use super::rope::RopeScaling;
@@ -239,6 +239,7 @@ impl ModelConfig {
         self.check_ranges()?;
         self.check_heads()?;
         self.check_recurrent()?;
+        self.check_masked_blocks()?;
         let (widest, limit) = (self.max_width(), sterna_kernels::MAX_COLUMNS);
         require(
             widest <= limit,
@@ -320,6 +321,17 @@ impl ModelConfig {
             format_args!(
                 "num_attention_heads * head_dim ({width}) must equal hidden_size ({hidden})"
             ),
+        )
+    }
+
+    /// A model that fills no blocks would compute causal attention.
+    fn check_masked_blocks(&self) -> LoadResult<()> {
+        let attention = self.masked_blocks.map(|blocks| blocks.committed_attention);
+        let fills_blocks = self.has_head && self.recurrent.is_none();
+        require(
+            fills_blocks || attention != Some(CommittedAttention::BlockCausal),
+            "committed_attention",
+            "must be causal for a model that is recurrent or has no head",
         )
     }
 

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::gemma3::{set_local_layers, typed_layers};
 use super::hyperparameters::ModelConfig;
+use super::rope::RopeScaling;
 use super::rope_json::RopeJson;
 use crate::checkpoint::architecture::MAPLE;
 use crate::checkpoint::{LoadResult, Metadata, MetadataValue, parse_json, require};
@@ -59,6 +60,9 @@ pub(super) fn apply(config: &mut ModelConfig, name: &str, text: &[u8]) -> LoadRe
     let kind = rope.and_then(RopeJson::rope_type).unwrap_or("default");
     let problem = format_args!("rope_type must be default; got {kind:?}");
     require(kind == "default", "rope_parameters", problem)?;
+    if let Some(rope) = rope {
+        rope.refuse_other_parameters("rope_parameters")?;
+    }
     let theta = rope.and_then(|rope| rope.rope_theta).or(json.rope_theta);
     config.rope_theta = theta.unwrap_or(ROPE_THETA);
     let part = rope.and_then(RopeJson::partial_rotary_factor);
@@ -87,6 +91,14 @@ pub(super) fn apply_to_gguf(
     let key = |key: &str| format!("{name}.{key}");
     let rotated = metadata.size(&key("rope.dimension_count"))?;
     config.rotary_dim = rotated.unwrap_or(config.head_dim / 2);
+    if config.rope_scaling != RopeScaling::None {
+        let problem = "scaled positions are not supported in local layers";
+        return Err(metadata.error(&key("rope.scaling.type"), problem));
+    }
+    // Local layers alone know positions.
+    if let Some(theta) = metadata.float(&key("rope.freq_base_swa"))? {
+        config.rope_theta = theta;
+    }
     let window = metadata.require_size(&key("attention.sliding_window"))?;
     let pattern = key("attention.sliding_window_pattern");
     let types = metadata.numbers(&pattern)?.unwrap_or_default();

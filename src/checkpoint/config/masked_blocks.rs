@@ -109,11 +109,11 @@ impl MaskedBlocks {
             _ => format!("{name}.attention.causal"),
         };
         let size = metadata.size(&key("block_size"))?;
-        if size.is_none() && !is_block_causal {
+        let attention = metadata.bool(&key("committed_attention"))?;
+        if size.is_none() && attention != Some(false) && !is_block_causal {
             return Ok(None); // Vocabularies of other models have a mask token too.
         }
         let mask_token = metadata.size(MASK_TOKEN)?;
-        let attention = metadata.bool(&key("committed_attention"))?;
         let attention = attention.map(|is_causal| match is_causal {
             true => CommittedAttention::Causal,
             false => CommittedAttention::BlockCausal,

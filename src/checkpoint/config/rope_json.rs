@@ -45,6 +45,16 @@ impl RopeJson {
         self.partial_rotary_factor
     }
 
+    /// # Errors
+    /// If the object has parameters that only other types than the default one have. `field` is
+    /// its name.
+    pub(super) fn refuse_other_parameters(&self, field: &str) -> LoadResult<()> {
+        match self.other_parameters.keys().next() {
+            Some(key) => Err(LoadError::config(field, format!("{key} is not supported"))),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn rope_type(&self) -> Option<&str> {
         self.rope_type.as_deref().or(self.legacy_type.as_deref())
     }

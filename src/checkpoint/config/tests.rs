@@ -286,30 +286,46 @@ fn masked_blocks_are_read_as_far_as_they_are_stated() {
         changed[field] = value;
         check_refused(&changed, problem);
     }
-    let of_file = |file: Value| {
-        let read = read_qwen3("Qwen3ForCausalLM", &[("dlm_config.json", file)]);
-        read.map(|config| config.masked_blocks)
+}
+
+#[test]
+fn masked_blocks_of_fast_dllm_have_a_file_of_their_own() {
+    let read_blocks = |files: &[(&str, Value)]| {
+        let config = read_qwen3("Qwen3ForCausalLM", files);
+        config.unwrap().masked_blocks.unwrap()
     };
     let file = json!({"bd_size": 8, "mask_token_id": 9, "committed_attention": "causal"});
-    assert_eq!(of_file(file).unwrap(), blocks(8, 9));
-    let published = of_file(json!({"bd_size": 32, "mask_token_id": 9})).unwrap();
-    let attention = published.map(|blocks| blocks.committed_attention);
-    assert_eq!(attention, Some(CommittedAttention::BlockCausal));
-    let partial = of_file(json!({})).unwrap().unwrap();
+    let expected = MaskedBlocks {
+        size: Some(8),
+        mask_token: Some(9),
+        committed_attention: CommittedAttention::Causal,
+    };
+    assert_eq!(read_blocks(&[("dlm_config.json", file)]), expected);
+    let published = [(
+        "dlm_config.json",
+        json!({"bd_size": 32, "mask_token_id": 9}),
+    )];
+    let attention = read_blocks(&published).committed_attention;
+    assert_eq!(attention, CommittedAttention::BlockCausal);
+    let partial = read_blocks(&[("dlm_config.json", json!({}))]);
     assert_eq!(
         (partial.size, partial.mask_token),
         (None, None),
         "flags say it"
+    );
+    // It would be computed as causal.
+    let error = read_qwen3("Qwen3Model", &published).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("committed_attention: must be causal"),
+        "{error}"
     );
     let added = json!({"<|im_end|>": 3, "|<MASK>|": 11});
     let files = [
         ("dlm_config.json", json!({"bd_size": 32})),
         ("added_tokens.json", added),
     ];
-    let named = read_qwen3("Qwen3ForCausalLM", &files)
-        .unwrap()
-        .masked_blocks;
-    assert_eq!(named.and_then(|blocks| blocks.mask_token), Some(11));
+    assert_eq!(read_blocks(&files).mask_token, Some(11));
 }
 
 #[test]
@@ -673,4 +689,44 @@ fn layers_of_qwen_3_5_that_are_not_computed_are_refused_by_name() {
     let images = json!({"architectures": ["Qwen3_5ForConditionalGeneration"]});
     let error = read_qwen3_5(&images).unwrap_err().to_string();
     assert!(error.contains("text_config: must be an object"), "{error}");
+}
+
+/// Reads the configuration of a small Maple model, with `changes` applied to it.
+fn read_maple(changes: &Value) -> Result<ModelConfig, LoadError> {
+    let mut config = json!({
+        "architectures": ["MapleForCausalLM"], "hidden_act": "silu", "hidden_size": 64,
+        "intermediate_size": 64, "max_position_embeddings": 512, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "num_hidden_layers": 2, "rms_norm_eps": 1e-6, "vocab_size": 317,
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 40,
+        "rope_theta": 5e5,
+    });
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    let file = ("config.json".to_owned(), config.to_string().into_bytes());
+    ModelConfig::read(&Source::in_memory([file]))
+}
+
+#[test]
+fn positions_of_maple_that_are_not_computed_are_refused_by_name() {
+    let rope = |rope: Value| json!({"rope_parameters": rope});
+    let stated = rope(json!({"rope_theta": 5e5, "rope_type": "default"}));
+    assert_eq!(
+        read_maple(&stated).unwrap(),
+        read_maple(&json!({})).unwrap()
+    );
+    for (changes, named) in [
+        (json!({"rope_scaling": {"factor": 2}}), "rope_scaling"),
+        (rope(json!({"rope_type": "yarn"})), "yarn"),
+        (rope(json!({"factor": 2})), "factor is not supported"),
+        // Each kind of layer has an object of its own.
+        (
+            rope(json!({"sliding_attention": {"rope_theta": 1e4}})),
+            "sliding_attention is not supported",
+        ),
+    ] {
+        let error = read_maple(&changes).expect_err(named).to_string();
+        assert!(error.contains(named), "{changes}: {error}");
+    }
 }
