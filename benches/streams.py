@@ -144,7 +144,7 @@ def counts(port):
         lines = answer.read().decode().splitlines()
     found = collections.Counter()
     for line in lines:
-        if not line.startswith("#"):
+        if line and not line.startswith("#"):
             series, value = line.rsplit(" ", 1)
             found[series.split("{")[0]] += float(value)
     return found

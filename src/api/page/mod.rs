@@ -61,6 +61,7 @@ files! {
     "server/history.js",
     "server/metrics.js",
     "server/server_view.js",
+    "settings/decoding.js",
     "settings/sampling.js",
     "settings/settings.js",
     "settings/settings_view.js",

@@ -252,6 +252,39 @@ check('system prompt and sampling parameters reach the server', async ({ fast })
   await finish(page);
 });
 
+check('the settings choose how the model decodes', async ({ fast }) => {
+  const page = await open(fast.url);
+  const decoding = page.getByLabel('Decoding');
+  const request = async question => {
+    const [sent] = await Promise.all([
+      page.waitForRequest('**/v1/chat/completions'),
+      ask(page, question),
+    ]);
+    assert.ok(await answered(page));
+    return sent.postDataJSON();
+  };
+  await page.click('#open-settings-2');
+  const models = await page.locator('#setting-model option').allTextContents();
+  assert.ok(!models.some(name => name.includes(':')), models.join());
+  await decoding.selectOption({ label: 'Block diffusion: several tokens at once' });
+  await audit(page, 'ways of decoding');
+  await page.keyboard.press('Escape');
+  assert.match((await request('Who are you?')).model, /:diffusion$/);
+  await page.reload();
+  await page.click('#open-settings-2');
+  assert.match(await decoding.inputValue(), /:diffusion$/);
+  await decoding.selectOption({ index: 0 });
+  await page.keyboard.press('Escape');
+  assert.ok(!(await request('What is paging?')).model.includes(':'));
+  await page.click('#open-settings-2');
+  await decoding.selectOption({ index: 1 });
+  await page.locator('#setting-model').selectOption({ index: 0 });
+  assert.equal(await decoding.evaluate(input => input.selectedIndex), 0);
+  await page.keyboard.press('Escape');
+  assert.equal((await request('What is a token?')).model, undefined);
+  await finish(page);
+});
+
 check('the page is whole in light, dark and on a phone', async ({ fast }) => {
   for (const [name, look] of [
     ['light', {}],

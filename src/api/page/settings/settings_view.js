@@ -6,6 +6,7 @@ import { store } from '../chat/store.js';
 import { download, readConversations } from '../chat/transfer.js';
 import { toast } from '../elements/announce.js';
 import { byId, element, iconButton, textButton } from '../elements/element.js';
+import { DECODING, otherWay, ownName, ownNames } from './decoding.js';
 import { SAMPLING, startingValues, validValues } from './sampling.js';
 import { REASONING, apiKey, change, furtherFields, setApiKey, settings } from './settings.js';
 
@@ -88,17 +89,47 @@ function select(values, chosen, onChange) {
   return input;
 }
 
-function serverGroup() {
-  const models = serverState.models.map(({ id }) => [id, id]);
-  const served = serverState.model
-    ? `${serverState.model.id} (what the server serves)`
-    : 'What the server serves';
-  if (settings.model && !models.some(([id]) => id === settings.model)) {
-    models.push([settings.model, `${settings.model} (not served)`]);
+// Returns the model, and how it decodes if the server lets requests choose.
+function modelFields() {
+  const fields = element('div');
+  const ids = serverState.models.map(({ id }) => id);
+  const show = () => {
+    const name = ownName(settings.model || ids[0] || '', ids);
+    const way = otherWay(name, ids);
+    fields.replaceChildren(modelField(ids, show), way ? decodingField(name, way) : '');
+  };
+  show();
+  return fields;
+}
+
+function modelField(ids, show) {
+  const models = ownNames(ids).map(id => [id, id]);
+  const served = ids.length ? `${ids[0]} (what the server serves)` : 'What the server serves';
+  const chosen = settings.model && ownName(settings.model, ids);
+  if (chosen && !models.some(([id]) => id === chosen)) {
+    models.push([chosen, `${chosen} (not served)`]);
   }
-  const model = select([['', served], ...models], settings.model, value =>
-    change({ model: value }),
-  );
+  const model = select([['', served], ...models], chosen, value => {
+    change({ model: value });
+    show();
+    byId('setting-model').focus();
+  });
+  return field('model', 'Model', model);
+}
+
+function decodingField(name, way) {
+  const other = `${name}:${way}`;
+  const usual = Object.keys(DECODING).find(known => known !== way);
+  const ways = [
+    [name, `${DECODING[usual]} (default)`],
+    [other, DECODING[way]],
+  ];
+  const chosen = settings.model === other ? other : name;
+  const input = select(ways, chosen, model => change({ model }));
+  return field('decoding', 'Decoding', input, 'The ways give different answers.');
+}
+
+function serverGroup() {
   const key = element('input', { type: 'password', autocomplete: 'off', placeholder: 'None' });
   key.value = apiKey();
   let isKept = settings.keepKey;
@@ -109,7 +140,7 @@ function serverGroup() {
   key.addEventListener('change', apply);
   return group(
     'Server',
-    field('model', 'Model', model),
+    modelFields(),
     field('key', 'API key', key, 'Only servers with several tenants need one.'),
     checkbox(
       'Keep the key in this browser. Otherwise it is gone when the tab closes.',
