@@ -231,9 +231,10 @@ async fn clients_that_never_read_hold_little_and_are_closed() {
     server.answer().await;
     let files = server.files();
     let calm = server.median_answer().await;
-    // Streams that are read fill what all share, such as the batch and the allocator's arenas.
+    // As many streams that are read, up to the size of a batch, fill what all share: the keys and
+    // values of the batch, and the allocator's arenas.
     let mut read = Vec::new();
-    for _ in 0..size(4, 64) {
+    for _ in 0..size(count, 64) {
         let mut client = server.connect().await;
         client.write_all(post(900, true).as_bytes()).await.unwrap();
         read.push(client);
