@@ -190,6 +190,33 @@ fn recurrent_layers_are_described() {
     }
 }
 
+#[test]
+fn experts_and_windows_are_described() {
+    for path in ["maple-row", "maple-row/maple-row-q2_0.gguf"] {
+        let report = report(&fixture(path), SERVED);
+        let facts = json!({
+            "mixture_layers": 2, "dense_layers": 0, "count": 6, "used": 2, "intermediate": 64,
+            "normalizes": true, "gate_limit": 7.0,
+        });
+        assert_eq!(report["experts"], facts, "{path}");
+        let windows = json!({"local_layers": 1, "tokens": 40});
+        assert_eq!(report["windows"], windows, "{path}");
+    }
+    let text = inspect(&fixture("maple-row"), &[]).stdout;
+    let text = String::from_utf8(text).unwrap();
+    for part in [
+        "  experts       6 in each of 2 layers, 2 for a token, 64 wide\n",
+        "  windows       of 40 tokens, in 1 of the layers\n",
+    ] {
+        assert!(text.contains(part), "{part:?} in\n{text}");
+    }
+    let other = report(&fixture("qwen3-moe-plain"), SERVED);
+    assert_eq!(other["windows"], Value::Null);
+    assert_eq!(other["experts"]["normalizes"], false);
+    let dense = report(&fixture("bitnet-packed"), SERVED);
+    assert_eq!(dense["experts"], Value::Null);
+}
+
 /// Returns a key of a GGUF file with a value of this type.
 fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     let length = (key.len() as u64).to_le_bytes();

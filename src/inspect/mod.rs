@@ -19,7 +19,10 @@ use crate::model::LoadOptions;
 use crate::opening::{ModelText, OpenCheckpoint, i2s_order, kernels};
 use crate::text::ChatTemplate;
 
-pub use report::{InspectReport, RecurrentReport, RotationReport, StopToken, TemplateReport};
+pub use report::{
+    ExpertsReport, InspectReport, RecurrentReport, RotationReport, StopToken, TemplateReport,
+    WindowReport,
+};
 
 /// The lines of a chat template that the report has.
 const TEMPLATE_LINES: usize = 5;

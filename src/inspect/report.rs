@@ -53,6 +53,10 @@ pub struct InspectReport {
     pub masked_blocks: Option<MaskedBlocks>,
     /// The recurrent layers, if there are any.
     pub recurrent: Option<RecurrentReport>,
+    /// The mixtures of experts, if there are any.
+    pub experts: Option<ExpertsReport>,
+    /// The layers that attend to near tokens only, if there are any.
+    pub windows: Option<WindowReport>,
     /// How the weights are rotated, if they are.
     pub rotation: Option<RotationReport>,
     /// The tensors of parts that text generation does not need.
@@ -80,6 +84,34 @@ pub struct RecurrentReport {
     pub convolution_tokens: usize,
     /// The bytes of the states of one sequence, all layers.
     pub state_bytes: usize,
+}
+
+/// The mixtures of experts in the feed-forward halves of layers.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExpertsReport {
+    /// The number of layers with a mixture.
+    pub mixture_layers: usize,
+    /// The number of layers with a dense feed-forward half.
+    pub dense_layers: usize,
+    /// The experts of a layer.
+    pub count: usize,
+    /// The experts that a token uses.
+    pub used: usize,
+    /// The number of values between gate and down of an expert.
+    pub intermediate: usize,
+    /// Whether the weights of a token's experts add up to 1. Otherwise those of all experts do.
+    pub normalizes: bool,
+    /// The largest gate, and the largest magnitude of up, if they are limited.
+    pub gate_limit: Option<f32>,
+}
+
+/// The layers that attend to near tokens only.
+#[derive(Clone, Debug, Serialize)]
+pub struct WindowReport {
+    /// The number of these layers.
+    pub local_layers: usize,
+    /// The number of tokens that a token attends to there, itself included.
+    pub tokens: usize,
 }
 
 /// A rotation of weights (`prism.hadamard`).
@@ -160,6 +192,8 @@ impl InspectReport {
             pooling: None,
             masked_blocks: None,
             recurrent: None,
+            experts: None,
+            windows: None,
             rotation: None,
             left_out: survey.left_out,
             metadata_template: survey.metadata_template,
@@ -195,13 +229,15 @@ impl InspectReport {
             pooling: None,
             masked_blocks: None,
             recurrent: None,
+            experts: None,
+            windows: None,
             rotation: None,
             left_out: Vec::new(),
             metadata_template: None,
         }
     }
 
-    /// Adds what a configuration says of masked blocks, recurrent layers and a rotation.
+    /// Adds what a configuration says of what only some families have.
     pub(super) fn describe(&mut self, config: &ModelConfig) {
         self.masked_blocks = config.masked_blocks;
         let recurrent = config.recurrent.as_ref();
@@ -214,6 +250,27 @@ impl InspectReport {
             value_dim: recurrent.value_dim,
             convolution_tokens: recurrent.taps,
             state_bytes: recurrent.state_bytes(),
+        });
+        let experts = config.experts.as_ref();
+        self.experts = experts.map(|experts| {
+            let dense_layers = experts
+                .is_dense
+                .iter()
+                .filter(|is_dense| **is_dense)
+                .count();
+            ExpertsReport {
+                mixture_layers: config.layers - dense_layers,
+                dense_layers,
+                count: experts.count,
+                used: experts.used,
+                intermediate: experts.intermediate,
+                normalizes: experts.normalizes,
+                gate_limit: experts.gate_limit,
+            }
+        });
+        self.windows = config.local.as_ref().map(|local| WindowReport {
+            local_layers: local.is_local.iter().filter(|is_local| **is_local).count(),
+            tokens: local.window,
         });
         let rotation = config.rotation.as_ref();
         self.rotation = rotation.map(|rotation| RotationReport {

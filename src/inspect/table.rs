@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use super::report::InspectReport;
+use super::report::{ExpertsReport, InspectReport, WindowReport};
 use crate::checkpoint::{CommittedAttention, MaskedBlocks};
 
 /// The width of the names on the left.
@@ -137,6 +137,7 @@ fn family(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
             ),
         )?;
     }
+    mixtures_and_windows(report, out)?;
     if let Some(rotation) = &report.rotation {
         let (version, block, signs) = (rotation.version, rotation.block_size, rotation.sign_mode);
         let matrices = rotation.matrices;
@@ -157,6 +158,37 @@ fn family(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
     for part in &report.left_out {
         let (prefix, tensors) = (&part.prefix, part.tensors);
         line(out, "left out", format_args!("{tensors} tensors {prefix}*"))?;
+    }
+    Ok(())
+}
+
+fn mixtures_and_windows(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
+    if let Some(experts) = &report.experts {
+        let ExpertsReport {
+            mixture_layers,
+            dense_layers,
+            count,
+            used,
+            intermediate,
+            ..
+        } = experts;
+        let others = match dense_layers {
+            0 => String::new(),
+            dense => format!(", and {dense} dense layers"),
+        };
+        let what = format_args!(
+            "{count} in each of {mixture_layers} layers, {used} for a token, {intermediate} \
+             wide{others}"
+        );
+        line(out, "experts", what)?;
+    }
+    if let Some(WindowReport {
+        local_layers,
+        tokens,
+    }) = &report.windows
+    {
+        let what = format_args!("of {tokens} tokens, in {local_layers} of the layers");
+        line(out, "windows", what)?;
     }
     Ok(())
 }
