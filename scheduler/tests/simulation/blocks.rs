@@ -16,7 +16,7 @@ pub(crate) fn some_diffusion(random: &mut Random, limits: &Limits) -> Option<Dif
     if limits.states.is_some() || !random.percent(50) {
         return None;
     }
-    let block = random.pick(&[4, 8, 16, 24, 32]);
+    let block = random.pick(&[4, 4, 8, 8, 16, 16, 24, 32]);
     Some(Diffusion {
         block,
         part: random.between(1, u64::from(block)) as u32,
