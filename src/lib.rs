@@ -29,6 +29,7 @@ pub mod demo; // The embedded demo checkpoint.
 pub mod engine; // The thread that owns all serving state, and the handle to it.
 pub mod fault; // Places at which tests make a step fail.
 pub mod healthcheck; // `sterna healthcheck`: whether a server accepts requests.
+pub mod hub; // Models by their name: downloads from the Hugging Face Hub.
 pub mod inspect; // `sterna inspect`: what a checkpoint holds, and whether it would be served.
 pub mod kv_events; // What the prefix cache holds, for routers.
 pub mod metrics; // Every metric.

@@ -61,7 +61,10 @@ pub use tensors::LeftOut;
 
 pub(crate) use config::MAX_TAPS;
 pub(crate) use error::LoadResult;
+pub(crate) use gguf::parts as gguf_parts;
 pub(crate) use order::FileOrder;
+pub(crate) use safetensors::{INDEX as SAFETENSORS_INDEX, SINGLE as SAFETENSORS_FILE};
+pub(crate) use source::{is_bin, is_gguf};
 pub(crate) use tensor::{INTERLEAVED_WEIGHTS, Storage, Tensor};
 pub(crate) use tensors::{TensorFiles, Tensors};
 pub(crate) use values::{

@@ -15,8 +15,8 @@ use super::order::FileOrder;
 use super::tensor::{MAX_TENSORS, Storage, Tensor};
 
 /// The file of the tensors, or the list of the files that have them.
-pub(super) const SINGLE: &str = "model.safetensors";
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The longest header of a file. The safetensors library has the same limit.
 pub(super) const MAX_HEADER_BYTES: usize = 100_000_000;

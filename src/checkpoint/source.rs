@@ -193,9 +193,8 @@ impl fmt::Display for Source {
 /// Returns where the checkpoint at `path` is, and the name of its GGUF or `.bin` file if it is in
 /// one.
 fn locate(path: &Path) -> LoadResult<(Folder, Option<String>)> {
-    let metadata = std::fs::metadata(path).map_err(|error| match hub_name(path) {
-        Some(name) if error.kind() == ErrorKind::NotFound => not_downloaded(name),
-        None if error.kind() == ErrorKind::NotFound => {
+    let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => {
             let problem = "there is no such file or directory. Give the path of a model, or one of \
                            the commands that sterna --help lists";
             LoadError::file(path.display(), problem)
@@ -228,35 +227,13 @@ fn locate(path: &Path) -> LoadResult<(Folder, Option<String>)> {
     Ok((folder, names.pop()))
 }
 
-/// Returns the name of a model on the Hugging Face Hub, if the path looks like one: an owner, which
-/// is no directory here, and a name.
-fn hub_name(path: &Path) -> Option<&str> {
-    let text = path.to_str()?;
-    let (owner, name) = text.split_once('/')?;
-    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    let is_part = |part: &str| {
-        part.bytes().all(is_allowed) && part.starts_with(|first: char| first.is_alphanumeric())
-    };
-    let is_name = is_part(owner) && is_part(name) && !is_gguf(name) && !is_bin(name);
-    (is_name && !Path::new(owner).exists()).then_some(text)
-}
-
-fn not_downloaded(name: &str) -> LoadError {
-    let directory = name.split('/').next_back().unwrap_or(name);
-    let problem = format!(
-        "no such file or directory. If it is the name of a model on the Hugging Face Hub, download \
-         it first (pip install huggingface_hub), then give the directory:\
-         \n  hf download {name} --local-dir {directory}\
-         \n  sterna {directory}"
-    );
-    LoadError::file(name, problem)
-}
-
-fn is_gguf(name: &str) -> bool {
+/// Returns whether a file is a GGUF file, by its name.
+pub(crate) fn is_gguf(name: &str) -> bool {
     name.to_lowercase().ends_with(".gguf")
 }
 
-fn is_bin(name: &str) -> bool {
+/// Returns whether a file is a `.bin` file, by its name.
+pub(crate) fn is_bin(name: &str) -> bool {
     name.to_lowercase().ends_with(".bin")
 }
 

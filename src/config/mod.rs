@@ -1,7 +1,8 @@
 //! The command line: every flag with its default, unit and limits.
 //!
-//! Invariant: no other module reads flags. The only setting that is no flag is the log filter, in
-//! the environment variable `RUST_LOG`.
+//! Invariant: no other module reads flags. The only settings that are no flags are the log filter,
+//! in the environment variable `RUST_LOG`, and the variables of the Hugging Face Hub
+//! (`src/hub/settings.rs`).
 
 mod healthcheck;
 mod kv_events;
@@ -219,11 +220,18 @@ pub struct ModelFlags {
     pub positional: Option<PathBuf>,
     /// The model: the directory of a Hugging Face checkpoint (config.json, tokenizer.json,
     /// *.safetensors), a GGUF file, a .bin file of sgl-kernel with the files of its tokenizer
-    /// beside it, or a directory with one such file. If omitted, the embedded demo model is served.
-    #[arg(long = "model", value_name = "PATH")]
+    /// beside it, or a directory with one such file. A name on the Hugging Face Hub, OWNER/NAME,
+    /// is downloaded into the cache if no such path exists. OWNER/NAME:CHOICE names one of several
+    /// GGUF files, or a quantisation such as Q2_0. If omitted, the embedded demo model is served.
+    #[arg(long = "model", value_name = "MODEL")]
     pub path: Option<PathBuf>,
+    /// Download nothing: a model that is given by its name must be in the cache. HF_HUB_OFFLINE=1
+    /// means the same. HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_TOKEN say where the cache and the
+    /// hub are, and who asks.
+    #[arg(long)]
+    pub offline: bool,
     /// The model's names in the API. Answers and metrics show the first one. If omitted, it is the
-    /// name of the directory or file.
+    /// name of the directory or file, or OWNER/NAME of a model that is given by its name.
     #[arg(
         long = "served-model-name",
         visible_alias = "model-name",

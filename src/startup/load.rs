@@ -13,6 +13,7 @@ use sterna_kernels::Kernels;
 use sterna_scheduler::{OwnDrafts, PAGE_TOKENS, StateLimits};
 use tokio::sync::oneshot;
 
+use super::model_path::FoundModel;
 use super::{decoding, tenants};
 use crate::api::{DiffusionCard, EmbeddingShape, ModelCard, SamplingDefaults, Serving};
 use crate::checkpoint::{ModelConfig, Source};
@@ -28,7 +29,6 @@ use crate::tenants::PublicText;
 use crate::text::Tokenizer;
 use crate::tools::ToolFormat;
 
-const DEMO_NAME: &str = "sterna-demo";
 /// How many grammars are compiled at a time, each of another tenant.
 const MAX_COMPILATIONS: usize = 16;
 /// The largest number of drafts in a row of a model with recurrent layers. The slab of a sequence
@@ -67,7 +67,8 @@ fn start_engine(
     kernels: Kernels,
     public: &[PublicText],
 ) -> Result<(Serving, Engine), Box<dyn Error>> {
-    let checkpoint = OpenCheckpoint::read(opening::source(config.model.path.as_deref())?)?;
+    let found = FoundModel::find(&config.model)?;
+    let checkpoint = OpenCheckpoint::read(opening::source(found.path.as_deref())?)?;
     let shape = &checkpoint.config;
     if shape.has_head && shape.eos_tokens.is_empty() {
         tracing::warn!(
@@ -85,7 +86,7 @@ fn start_engine(
     let (dtype, page) = (model.kv_dtype(), model.kv_bytes_per_page());
     let (limits, state_bytes) = with_memory(limits, config, &model)?;
     let pages = limits.pages;
-    let card = model_card(config, shape, &limits)?;
+    let card = model_card(config, found.name, shape, &limits)?;
     let metrics = Metrics::new(&Identity {
         model_name: card.name.clone(),
         isa: kernels.isa().to_string(),
@@ -179,11 +180,12 @@ fn end_of_text(model: &ModelConfig) -> u32 {
 /// Returns the names and limits of the model.
 fn model_card(
     config: &ServeConfig,
+    name: String,
     shape: &ModelConfig,
     limits: &Limits,
 ) -> Result<ModelCard, Box<dyn Error>> {
     Ok(ModelCard {
-        name: model_name(config)?,
+        name,
         aliases: config.model.names.iter().skip(1).cloned().collect(),
         max_model_len: u32::try_from(limits.longest_sequence())? - end_of_text(shape),
         vocabulary: u32::try_from(shape.vocab)?,
@@ -319,30 +321,6 @@ fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn E
         states: None,
         diffusion: decoding::diffusion(config, model)?,
     })
-}
-
-fn model_name(config: &ServeConfig) -> Result<String, Box<dyn Error>> {
-    if let Some(name) = config.model.names.first() {
-        return Ok(name.clone());
-    }
-    let Some(path) = &config.model.path else {
-        return Ok(DEMO_NAME.to_owned());
-    };
-    let path = path.canonicalize().map_err(|error| {
-        let shown = path.display();
-        format!(
-            "{shown}: {error}. Give the path of a model, or one of the commands that sterna --help \
-             lists"
-        )
-    })?;
-    let name = if path.is_dir() {
-        path.file_name()
-    } else {
-        path.file_stem()
-    };
-    let name =
-        name.ok_or("the model's directory has no name; give one with --served-model-name")?;
-    Ok(name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod decoding;
 mod kv_events;
 mod listen;
 mod load;
+mod model_path;
 mod service;
 mod tenants;
 
@@ -41,6 +42,9 @@ const ASYNC_THREADS: usize = 2;
 const START_FAILED: i32 = 2;
 /// The largest number of log lines that wait to be written: about 3 MB.
 const MAX_UNWRITTEN_LINES: usize = 8192;
+/// The HTTP client of downloads logs the bytes of its requests at the level "trace", and these have
+/// the token of the Hugging Face Hub. No value of RUST_LOG shows them.
+const NO_REQUEST_BYTES: [&str; 2] = ["ureq=info", "ureq_proto=info"];
 /// The example in the greeting.
 const CHAT_REQUEST: &str =
     r#"{"messages":[{"role":"user","content":"Who are you?"}],"stream":true}"#;
@@ -150,7 +154,10 @@ fn start_runtime() -> Result<Runtime, Box<dyn Error>> {
 /// the queue to that thread is full, further lines are lost. When the guard is dropped, the thread
 /// writes the lines in the queue, for at most a second.
 fn start_logging(json: bool) -> WorkerGuard {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let mut filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    for limit in NO_REQUEST_BYTES {
+        filter = filter.add_directive(limit.parse().expect("the directive is well-formed"));
+    }
     let queue = NonBlockingBuilder::default().buffered_lines_limit(MAX_UNWRITTEN_LINES);
     let (writer, guard) = queue.thread_name("log").finish(io::stderr());
     let logs = tracing_subscriber::fmt()
@@ -182,8 +189,8 @@ fn greeting(config: &ServeConfig, serving: &Serving, isa: Isa, address: &str) ->
         Some(_) => "",
         None => {
             "This is the embedded demo model: a few million parameters, trained on short chats.\n\
-             Serve a real model with: sterna PATH (a Hugging Face checkpoint, a \
-             GGUF file or a .bin file).\n"
+             Serve a real model with: sterna MODEL (a Hugging Face checkpoint, a \
+             GGUF file, a .bin file, or OWNER/NAME on the Hugging Face Hub).\n"
         }
     };
     let key = match config.access.tenants {

@@ -214,10 +214,9 @@ fn unusable_flags_are_named_and_exit_with_2() {
         (vec!["--allowed-origin", "example.com"], "`example.com`"),
         (vec!["--isa", "neon"], "--isa"),
         (
-            vec!["--model", "some-owner/some-model"],
-            "hf download some-owner/some-model --local-dir some-model",
+            vec!["--offline", "--model", "some-owner/some-model"],
+            "some-owner/some-model: it was not downloaded yet",
         ),
-        (vec!["some-owner/some-model"], "sterna some-model"),
         (vec!["./some-owner/some-model"], "no such file"),
         (vec!["--config", missing], missing),
         (vec!["--kv-events", "127.0.0.1:0"], "--kv-events-of all"),

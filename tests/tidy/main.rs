@@ -68,6 +68,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("fault", &[]),
     ("healthcheck", &["config"]),
+    ("hub", &["checkpoint"]),
     (
         "inspect",
         &["checkpoint", "config", "cores", "model", "opening", "text"],
@@ -85,6 +86,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "config",
             "constraint",
             "engine",
+            "hub",
             "kv_events",
             "metrics",
             "model",
@@ -172,11 +174,16 @@ const HOMES: &[(&str, &[&str])] = &[
     (
         "sha2",
         &[
+            "src/hub/partial_file.rs",
             "src/kv_events/blocks.rs",
             "src/opening/golden_tokens.rs",
             "src/tenants/keys.rs",
+            "tests/hub/",
         ],
     ),
+    ("sha1", &["src/hub/partial_file.rs", "tests/hub/"]),
+    ("ureq", &["src/hub/"]),
+    ("percent_encoding", &["src/hub/client.rs"]),
     ("slab", &["scheduler/"]),
     (
         "sterna_random",
