@@ -37,7 +37,7 @@ pub(super) enum FileHash {
 
 /// The answer of the hub. Later versions may add fields.
 #[derive(Deserialize)]
-struct ModelInfo {
+struct RepoInfo {
     sha: String,
     siblings: Vec<Sibling>,
 }
@@ -63,7 +63,7 @@ impl HubListing {
     /// # Errors
     /// If it is malformed, or has a path or a hash that cannot be the name of a file.
     pub(super) fn parse(json: &[u8]) -> Result<HubListing, String> {
-        let info: ModelInfo = serde_json::from_slice(json)
+        let info: RepoInfo = serde_json::from_slice(json)
             .map_err(|error| format!("it is no list of files (sha, siblings): {error}"))?;
         if !is_hexadecimal(&info.sha, 40) {
             return Err(format!("the commit {:?} is no SHA-1", info.sha));
