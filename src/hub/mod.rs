@@ -146,15 +146,9 @@ impl Download<'_> {
             .iter()
             .map(|path| self.listing.file(path).expect("the path is of the listing"))
             .collect();
-        let lacks = |file: &&HubFile| !self.cache.has(file);
-        self.progress.inc_length(
-            files
-                .iter()
-                .copied()
-                .filter(lacks)
-                .map(|file| file.bytes)
-                .sum(),
-        );
+        for file in files.iter().filter(|file| !self.cache.has(file)) {
+            self.progress.inc_length(file.bytes);
+        }
         for file in files {
             if !self.cache.has(file) {
                 self.file(file)?;
