@@ -1,7 +1,7 @@
 //! What every decision depends on besides the requests themselves.
 
-use crate::cost::Predictor;
-use crate::sequence::Acceptance;
+use crate::cost::{DecodeSpeeds, Predictor};
+use crate::sequence::Acceptances;
 use crate::{CostModel, Limits, Micros, Policy};
 
 /// The limits, the policy, the predicted speed of the machine, and the time.
@@ -12,8 +12,9 @@ pub(crate) struct Conditions {
     pub(crate) limits: Limits,
     pub(crate) policy: Policy,
     pub(crate) predictor: Predictor,
-    /// How likely the model's own drafts are to be right, over all sequences.
-    pub(crate) own_acceptance: Acceptance,
+    pub(crate) decode_speeds: DecodeSpeeds,
+    /// How likely drafts are to be right, over all sequences.
+    pub(crate) usual_acceptances: Acceptances,
     pub(crate) now: Micros, // The latest time that the caller has reported.
     pub(crate) is_draining: bool,
 }
@@ -24,7 +25,8 @@ impl Conditions {
             limits,
             policy,
             predictor: Predictor::new(CostModel::UNMEASURED),
-            own_acceptance: Acceptance::default(),
+            decode_speeds: DecodeSpeeds::default(),
+            usual_acceptances: Acceptances::default(),
             now: 0,
             is_draining: false,
         }

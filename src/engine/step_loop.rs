@@ -110,11 +110,12 @@ impl<F: Forward> StepLoop<F> {
         };
         let planned = Instant::now();
         let (mut size, shape) = (size_of(&step), step.shape());
+        let drafting = step.drafting().rows;
         let hits_before = self.runner.expert_use().hits;
         let [predicted, calibrated] = predictions(&step);
         begin(&step);
         if let Some(OwnDrafts { mask_token, .. }) = own_drafts
-            && step.drafting().rows > 0
+            && drafting > 0
         {
             draft(&mut self.runner, &mut step, mask_token);
         }
@@ -145,7 +146,14 @@ impl<F: Forward> StepLoop<F> {
             sample: drawn_at - forwarded,
             commit: drawn_at.elapsed(),
         };
-        tracing::trace!(?shape, ?predicted, ?calibrated, ?times, "computed a step");
+        tracing::trace!(
+            ?shape,
+            drafting,
+            ?predicted,
+            ?calibrated,
+            ?times,
+            "computed a step"
+        );
         Some(StepOutcome {
             size,
             times,

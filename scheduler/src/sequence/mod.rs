@@ -16,7 +16,7 @@ mod output_rules;
 mod sequences;
 mod states;
 
-pub(crate) use acceptance::Acceptance;
+pub(crate) use acceptance::Acceptances;
 pub(crate) use block::BlockRow;
 use block::MaskedBlock;
 pub(crate) use deadlines::DeadlineQueue;
@@ -90,8 +90,7 @@ pub(crate) struct Pacing {
     pub(crate) last_token_at: Micros, // The admission, before the first token.
     pub(crate) prefill_waited: Micros, // Since a step last computed a part of the prompt.
     pub(crate) paused_steps: u32,     // Consecutive steps that omitted it.
-    pub(crate) acceptance: Acceptance, // Of drafts that were looked up.
-    pub(crate) own_acceptance: Option<Acceptance>, // Of drafts of the model.
+    acceptances: Option<Acceptances>, // Before the first output, what is usual.
 }
 
 /// What a committed row adds to its sequence.
@@ -354,14 +353,23 @@ impl Sequence {
         drawn
     }
 
-    /// Learns how many drafts of a row were accepted. `usual` is the acceptance of all sequences.
+    /// Returns how likely drafts of the sequence are to be right; `usual` is that of all sequences.
+    pub(crate) fn acceptances(&self, usual: Acceptances) -> Acceptances {
+        self.pacing.acceptances.unwrap_or(usual)
+    }
+
+    /// Learns how many drafts of a row were accepted. What a grammar forces tells nothing of that.
+    /// `usual` is the acceptance of all sequences.
     pub(crate) fn learn_acceptance(
         &mut self,
         drafts: usize,
         are_own: bool,
         drawn: &DrawnTokens,
-        usual: &mut Acceptance,
+        usual: &mut Acceptances,
     ) {
+        if self.forced.is_some() {
+            return;
+        }
         // A draft behind a deferred draw was not tested.
         let tested = if drawn.is_deferred {
             drawn.accepted
@@ -369,16 +377,9 @@ impl Sequence {
             drafts
         };
         let [tested, accepted] = [tested, drawn.accepted].map(|count| count as u32);
-        if are_own {
-            let own = self.pacing.own_acceptance.get_or_insert(*usual);
-            own.record(tested, accepted);
-            usual.record(tested, accepted);
-        } else {
-            self.pacing.acceptance.record(tested, accepted);
-            if let Some(own) = &mut self.pacing.own_acceptance {
-                own.record(0, 0);
-            }
-        }
+        let acceptances = self.pacing.acceptances.get_or_insert(*usual);
+        acceptances.record(are_own, tested, accepted);
+        usual.record_usual(are_own, tested, accepted);
     }
 
     /// Appends the drawn tokens of a row: the first one, and each next one whose draft was right.

@@ -84,7 +84,7 @@ fn commit_row(state: &mut SchedulerState, row: &Row, sampled: &[Sampled]) {
     }
     let drawn = sequence.commit_row(now, row.len(), drafts, sampled);
     let are_own = row.own_drafts > 0;
-    let usual = &mut state.conditions.own_acceptance;
+    let usual = &mut state.conditions.usual_acceptances;
     sequence.learn_acceptance(drafts.len(), are_own, &drawn, usual);
     state.log.drafted(drafts.len(), drawn.accepted, are_own);
     let redirected = sequence.publish(&mut state.pool, &mut state.batch.tables);

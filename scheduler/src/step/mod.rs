@@ -99,7 +99,15 @@ impl Planner {
         let elapsed = state.conditions.now - self.planned_at;
         let predictor = &mut state.conditions.predictor;
         predictor.observe(self.plan.shape, self.plan.drafting, elapsed * 1000);
+        let accepted = state.log.counts().accepted;
         commit_rows(state, sampled, &[]);
+        let decodes = self.plan.rows.len();
+        if self.plan.rows.iter().all(|row| row.tokens == 1) {
+            let tokens = decodes + (state.log.counts().accepted - accepted) as usize;
+            let drafted = self.plan.drafting.rows > 0;
+            let speeds = &mut state.conditions.decode_speeds;
+            speeds.observe(decodes, drafted, tokens, elapsed * 1000);
+        }
     }
 
     /// Commits the planned step after its rows were computed one by one, except the rows of

@@ -71,7 +71,7 @@ fn worthwhile_drafts(
     let predictor = &conditions.predictor;
     let one = sequence.decode_shape();
     let draw_time = predictor.draw_time(sequence.draw_time);
-    let acceptance = sequence.pacing.acceptance;
+    let acceptance = sequence.acceptances(conditions.usual_acceptances).looked_up;
     let (limit, is_certain) = match sequence.forced() {
         Some(forced) => (limit.min(forced.len()), true),
         None => (limit, false),
@@ -114,6 +114,9 @@ pub(super) fn plan_own_drafts(plan: &mut StepPlan, state: &mut SchedulerState) {
     if !(1..=MAX_DRAFTING).contains(&decodes) || state.conditions.limits.states.is_some() {
         return; // A pass that drafts would change the states of recurrent layers.
     }
+    if !state.conditions.decode_speeds.may_draft(decodes) {
+        return;
+    }
     let best = OWN_DRAFTS
         .into_iter()
         .take_while(|&count| count <= block as usize && count * decodes <= MAX_DRAFTED_TOKENS)
@@ -155,21 +158,23 @@ fn own_drafts(plan: &StepPlan, index: usize, state: &SchedulerState, count: usiz
         return 0;
     }
     let count = count.min(sequence.output_left() - 1);
-    let looked_up = sequence.pacing.acceptance.expected(row.drafts as u32);
-    let usual = state.conditions.own_acceptance;
-    let own = sequence.pacing.own_acceptance.unwrap_or(usual);
-    if own.expected(count as u32) > looked_up {
+    let acceptances = sequence.acceptances(state.conditions.usual_acceptances);
+    let looked_up = acceptances.looked_up.expected(row.drafts as u32);
+    if acceptances.own.expected(count as u32) > looked_up {
         count
     } else {
         0
     }
 }
 
-/// Returns what `count` drafts of the model gain for each decode, less what they cost: in
+/// What drafts of the model must gain, in parts of their cost. Costs and acceptance are estimates,
+/// and each step takes the number of drafts whose estimate is best, which errs to one side.
+const LEAST_GAIN: [i128; 2] = [5, 4];
+
+/// Returns what `count` drafts of the model gain for each decode, less what they must gain: in
 /// nanoseconds times 65,536.
 fn own_gain(plan: &StepPlan, state: &SchedulerState, count: usize) -> i128 {
     let predictor = &state.conditions.predictor;
-    let usual = state.conditions.own_acceptance;
     let (mut shape, mut drafting, mut tokens) = (plan.shape, StepShape::default(), 0);
     for index in 0..plan.rows.len() {
         let drafts = own_drafts(plan, index, state, count);
@@ -186,9 +191,9 @@ fn own_gain(plan: &StepPlan, state: &SchedulerState, count: usize) -> i128 {
             shape = shape.plus(one);
             drafting = drafting.plus(StepShape::decode(sequence.len()));
         }
-        let own = sequence.pacing.own_acceptance.unwrap_or(usual);
-        let looked_up = sequence.pacing.acceptance.expected(row.drafts as u32);
-        tokens += u64::from(own.expected(drafts as u32) - looked_up);
+        let acceptances = sequence.acceptances(state.conditions.usual_acceptances);
+        let looked_up = acceptances.looked_up.expected(row.drafts as u32);
+        tokens += u64::from(acceptances.own.expected(drafts as u32) - looked_up);
     }
     let rows = shape.rows as usize;
     let time = predictor.predict(shape) + predictor.predict(drafting);
@@ -201,5 +206,6 @@ fn own_gain(plan: &StepPlan, state: &SchedulerState, count: usize) -> i128 {
     let keys = keys.map(|row| state.sequences[row.slot].len() as u64).sum();
     let token_time = token_time(keys, decodes, &state.conditions);
     let cost = time.saturating_sub(predictor.predict(plan.shape));
-    i128::from(tokens) * i128::from(token_time) - (i128::from(cost) << 16)
+    let [part, of] = LEAST_GAIN;
+    i128::from(tokens) * i128::from(token_time) - (i128::from(cost) << 16) * part / of
 }

@@ -1,0 +1,165 @@
+//! Whether drafts of the model itself pay, by the tokens per second of steps with and without them.
+//!
+//! The cost model predicts a pass that drafts and the check of its drafts as two steps. Where a
+//! step takes a fraction of a millisecond, that is off by up to a factor of two: what such a step
+//! takes depends on what ran before it. So what steps gave decides, after some of each kind. Now
+//! and then the slower kind runs once more, because acceptance and load change.
+//!
+//! Steps are told apart by their number of decodes. A step with a part of a prompt tells nothing.
+
+use super::Nanos;
+
+/// Classes of steps: 1, 2 to 3, 4 to 7, 8 to 15, and more decodes.
+const CLASSES: usize = 5;
+
+/// The steps over which the speed of each kind is the mean.
+const PLAIN_STEPS: u32 = 64;
+const DRAFTED_STEPS: u32 = 8;
+
+/// While drafts pay, every so many steps one runs without them.
+const STEPS_TO_PLAIN: u32 = 64;
+
+/// While drafts do not pay, every so many steps one runs with them. Such a step loses about as much
+/// as two or three others take, so all of them lose less than a hundredth.
+const STEPS_TO_DRAFTED: u32 = 512;
+
+/// A step counts as at most this many times the mean. Other work of the machine makes single steps
+/// take many times as long.
+const MOST: f64 = 3.0;
+
+/// What decodes gave lately.
+#[derive(Debug, Default)]
+pub(crate) struct DecodeSpeeds {
+    classes: [Class; CLASSES],
+}
+
+#[derive(Debug, Default)]
+struct Class {
+    plain: Speed,
+    drafted: Speed,
+    in_a_row: u32, // Steps of the kind of the last one.
+    was_drafted: bool,
+}
+
+/// The tokens and the time of a step, in the mean of the last ones.
+#[derive(Debug, Default)]
+struct Speed {
+    tokens: f64,
+    time: f64,
+    steps: u32, // At most those over which it is the mean.
+}
+
+impl DecodeSpeeds {
+    /// Returns whether the model may draft in a step of `decodes` decodes, at least 1.
+    pub(crate) fn may_draft(&self, decodes: usize) -> bool {
+        let class = &self.classes[class_of(decodes)];
+        if class.plain.steps < DRAFTED_STEPS {
+            return false; // It begins with some steps to compare with.
+        }
+        if class.drafted.steps < DRAFTED_STEPS || class.drafted.is_faster_than(&class.plain) {
+            return !class.was_drafted || class.in_a_row < STEPS_TO_PLAIN;
+        }
+        !class.was_drafted && class.in_a_row >= STEPS_TO_DRAFTED
+    }
+
+    /// Learns from a step of `decodes` decodes and nothing else, which gave `tokens` tokens.
+    pub(crate) fn observe(&mut self, decodes: usize, drafted: bool, tokens: usize, time: Nanos) {
+        let class = &mut self.classes[class_of(decodes)];
+        class.in_a_row = if class.was_drafted == drafted {
+            class.in_a_row.saturating_add(1)
+        } else {
+            1
+        };
+        class.was_drafted = drafted;
+        let (speed, steps) = match drafted {
+            true => (&mut class.drafted, DRAFTED_STEPS),
+            false => (&mut class.plain, PLAIN_STEPS),
+        };
+        speed.observe(tokens as f64, time as f64, steps);
+    }
+}
+
+impl Speed {
+    fn observe(&mut self, tokens: f64, time: f64, most_steps: u32) {
+        let time = match self.steps {
+            0 => time,
+            _ => time.min(MOST * self.time),
+        };
+        self.steps = most_steps.min(self.steps + 1);
+        let part = 1.0 / f64::from(self.steps);
+        self.tokens += (tokens - self.tokens) * part;
+        self.time += (time - self.time) * part;
+    }
+
+    fn is_faster_than(&self, other: &Speed) -> bool {
+        self.tokens * other.time >= other.tokens * self.time
+    }
+}
+
+fn class_of(decodes: usize) -> usize {
+    (decodes.max(1).ilog2() as usize).min(CLASSES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs steps of one decode, in which drafts bring `tokens` in `time`, and a plain step brings
+    /// one in 1,000. Returns the share of steps with drafts.
+    fn share(speeds: &mut DecodeSpeeds, tokens: usize, time: Nanos, steps: u32) -> f64 {
+        let mut drafted = 0;
+        for _ in 0..steps {
+            match speeds.may_draft(1) {
+                true => speeds.observe(1, true, tokens, time),
+                false => speeds.observe(1, false, 1, 1000),
+            }
+            drafted += u32::from(speeds.classes[0].was_drafted);
+        }
+        f64::from(drafted) / f64::from(steps)
+    }
+
+    #[test]
+    fn what_is_faster_runs_and_the_other_is_tried_again() {
+        let mut speeds = DecodeSpeeds::default();
+        assert!(share(&mut speeds, 4, 2000, 100) > 0.8);
+        assert!((0.97..1.0).contains(&share(&mut speeds, 4, 2000, 10_000)));
+        // They become slower, and then faster again.
+        share(&mut speeds, 4, 6000, 100);
+        let slower = share(&mut speeds, 4, 6000, 50_000);
+        assert!((0.001..0.004).contains(&slower), "{slower}");
+        share(&mut speeds, 4, 2000, 10_000);
+        assert!(share(&mut speeds, 4, 2000, 10_000) > 0.9);
+    }
+
+    #[test]
+    fn each_number_of_decodes_has_speeds_of_its_own() {
+        let mut speeds = DecodeSpeeds::default();
+        share(&mut speeds, 4, 6000, 1000);
+        assert!(!speeds.may_draft(1));
+        for _ in 0..DRAFTED_STEPS {
+            speeds.observe(2, false, 2, 1000);
+        }
+        assert!(speeds.may_draft(2) && speeds.may_draft(3) && !speeds.may_draft(4));
+    }
+
+    #[test]
+    fn one_long_step_changes_little() {
+        let mut speeds = DecodeSpeeds::default();
+        share(&mut speeds, 4, 5000, 1000);
+        assert!(!speeds.may_draft(1), "four tokens in the time of five");
+        speeds.observe(1, false, 1, 1_000_000);
+        assert!(!speeds.may_draft(1));
+    }
+
+    #[test]
+    fn steps_without_time_allow_drafts() {
+        let mut speeds = DecodeSpeeds::default();
+        for drafted in [false, true] {
+            for _ in 0..PLAIN_STEPS {
+                speeds.observe(1, drafted, 1, 0);
+            }
+        }
+        speeds.observe(1, false, 1, 0);
+        assert!(speeds.may_draft(1));
+    }
+}
