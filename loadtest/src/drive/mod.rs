@@ -8,6 +8,7 @@ mod client;
 mod compare;
 mod conversation;
 mod costs;
+mod facts;
 mod histograms;
 mod http;
 mod keys;
@@ -66,6 +67,7 @@ async fn measure(args: &DriveArgs, requests: &RunRequests) -> Result<ExitCode, S
         schedule: args.load.schedule(&args.workload),
         title: String::new(),
     };
+    let facts = target.facts(args.workload.describe()).await;
     let record = run_load(&target, &plan).await;
     let header = RunHeader {
         load: plan.schedule.source.to_string(),
@@ -75,6 +77,7 @@ async fn measure(args: &DriveArgs, requests: &RunRequests) -> Result<ExitCode, S
     };
     let (names, objective) = (args.client.tenant_names(), args.objective.objective());
     let mut report = LiveReport::new(header, &record, &names, objective);
+    report.facts = Some(facts);
     if let Some(before) = histograms_before {
         let ended = report.total.complete;
         let after = target.histograms_with(&before, ended).await?;

@@ -24,7 +24,7 @@ pub(super) enum ChatOutcome {
 pub(super) struct CompleteAnswer {
     /// The text of the answer.
     pub(super) text: String,
-    /// When its pieces arrived.
+    /// When its tokens arrived.
     pub(super) timing: Timing,
     /// The token counts that the server reported.
     pub(super) usage: TokenUsage,
@@ -35,7 +35,8 @@ pub(super) struct CompleteAnswer {
 pub(super) struct Timing {
     /// The time to the first piece of text. `None`: there was no text.
     pub(super) first_text: Option<Duration>,
-    /// The times between consecutive pieces of text.
+    /// The times between consecutive tokens. Tokens that arrive together share the time since the
+    /// token before them evenly.
     pub(super) gaps: Vec<Duration>,
     /// The time to the end of the stream.
     pub(super) total: Duration,

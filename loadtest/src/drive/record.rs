@@ -90,7 +90,7 @@ pub(super) struct AnswerFigures {
 pub(super) struct RunRecord {
     /// The requests in the order in which they ended.
     pub(super) requests: Vec<RequestRecord>,
-    /// The times between two pieces of text of one answer, by class. Without slow clients.
+    /// The times between two tokens of one answer, by class. Without slow clients.
     pub(super) inter_token: BTreeMap<&'static str, Latencies>,
     /// Output tokens of complete answers, in bins of [`BIN_SECONDS`].
     pub(super) token_bins: Vec<f64>,
@@ -137,7 +137,8 @@ impl RunRecord {
         });
     }
 
-    /// Adds when the tokens of `answer` arrived. Its tokens are spread evenly over its pieces.
+    /// Adds when the tokens of `answer` arrived. If the server has not told how many tokens the
+    /// pieces have, the tokens are spread evenly over the pieces.
     fn add_tokens(&mut self, identity: RequestIdentity, start: Duration, answer: &CompleteAnswer) {
         let timing = &answer.timing;
         let Some(first) = timing.first_text else {

@@ -9,16 +9,29 @@ use serde_json::Value;
 
 use super::outcome::{CompleteAnswer, Failure, Timing, TokenUsage};
 
+/// Pieces of text that follow each other faster come from one step of the server. No step is as
+/// fast: it reads all weights of the model.
+const TOGETHER: Duration = Duration::from_micros(100);
+
 /// Collects the answer from the events of one stream.
 #[derive(Default)]
 pub(super) struct AnswerStream {
     text: String,
     pieces: u32,
     timing: Timing,
+    tokens: u64, // As the usage so far says, or one for each piece.
     last_text: Duration,
+    step: ArrivedStep,
     finished: bool,
     usage: Option<TokenUsage>,
     done: bool,
+}
+
+/// The tokens that a step of the server brought, which arrive together.
+#[derive(Default)]
+struct ArrivedStep {
+    before: Duration, // When the text before them arrived.
+    first_gap: usize, // The index of their first gap.
 }
 
 /// The fields of a chat completion chunk that the load test needs.
@@ -64,9 +77,13 @@ impl AnswerStream {
         if let Some(error) = chunk.error {
             return Err(Failure::InStream(code_of(&error)));
         }
+        let counted = chunk.usage.as_ref().map(|usage| usage.completion_tokens);
         for choice in chunk.choices {
             if let Some(content) = choice.delta.content.filter(|content| !content.is_empty()) {
-                self.piece(&content, now);
+                let known = counted.unwrap_or(self.tokens + 1);
+                let tokens = known.saturating_sub(self.tokens).max(1);
+                self.tokens = known.max(self.tokens);
+                self.piece(&content, tokens as usize, now);
             }
             self.finished |= choice.finish_reason.is_some();
         }
@@ -74,10 +91,25 @@ impl AnswerStream {
         Ok(())
     }
 
-    fn piece(&mut self, content: &str, now: Duration) {
-        match self.timing.first_text {
-            None => self.timing.first_text = Some(now),
-            Some(_) => self.timing.gaps.push(now - self.last_text),
+    /// Adds a piece of text with this many tokens.
+    fn piece(&mut self, content: &str, tokens: usize, now: Duration) {
+        let gaps = &mut self.timing.gaps;
+        let is_first = self.timing.first_text.is_none();
+        let before = *self.timing.first_text.get_or_insert(now);
+        if is_first {
+            self.step.before = before;
+        } else if now - self.last_text >= TOGETHER {
+            self.step = ArrivedStep {
+                before: self.last_text,
+                first_gap: gaps.len(),
+            };
+        }
+        // The first token of an answer has no gap before it.
+        let of_step = gaps.len() - self.step.first_gap + tokens - usize::from(is_first);
+        gaps.truncate(self.step.first_gap);
+        if of_step > 0 {
+            let gap = (now - self.step.before).div_f64(of_step as f64);
+            gaps.extend(std::iter::repeat_n(gap, of_step));
         }
         self.last_text = now;
         self.pieces += 1;
@@ -109,4 +141,48 @@ pub(super) fn code_of(error: &Value) -> String {
         .iter()
         .find_map(|key| error[key].as_str());
     text.map_or_else(|| error.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the gaps, in microseconds, of pieces that arrive at these moments, in microseconds,
+    /// with these tokens so far. A server that tells no tokens has 0.
+    fn gaps(pieces: &[(u64, u64)]) -> Vec<u128> {
+        let mut stream = AnswerStream::default();
+        for (at, tokens) in pieces {
+            let usage = match tokens {
+                0 => String::new(),
+                _ => format!(r#","usage":{{"prompt_tokens":1,"completion_tokens":{tokens}}}"#),
+            };
+            let chunk = format!(r#"{{"choices":[{{"delta":{{"content":"a"}}}}]{usage}}}"#);
+            stream.event(&chunk, Duration::from_micros(*at)).unwrap();
+        }
+        stream.timing.gaps.iter().map(Duration::as_micros).collect()
+    }
+
+    #[test]
+    fn several_tokens_in_one_event_share_its_time() {
+        assert_eq!(
+            gaps(&[(5000, 1), (9000, 3), (10_000, 4)]),
+            [2000, 2000, 1000]
+        );
+        assert_eq!(gaps(&[(5000, 2), (9000, 3)]), [0, 4000]);
+    }
+
+    #[test]
+    fn events_that_arrive_together_share_their_time() {
+        assert_eq!(
+            gaps(&[(5000, 0), (9000, 0), (9005, 0), (9010, 0)]),
+            [1336; 3]
+        );
+        assert_eq!(gaps(&[(5000, 0), (5004, 0), (8004, 0)]), [4, 3000]);
+        assert_eq!(gaps(&[(5000, 1), (9000, 2), (9050, 4)]), [1350; 3]);
+    }
+
+    #[test]
+    fn a_server_that_tells_no_tokens_has_one_in_each_event() {
+        assert_eq!(gaps(&[(5000, 0), (6000, 0), (8000, 0)]), [1000, 2000]);
+    }
 }

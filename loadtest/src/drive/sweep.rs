@@ -97,14 +97,24 @@ async fn search(args: &SweepArgs, requests: &RunRequests) -> Result<ExitCode, St
         met: None,
         missed: None,
     };
+    let facts = target.facts(args.workload.describe()).await;
     let mut steps = Vec::new();
     while let Some(size) = search.next().filter(|_| steps.len() < STEPS) {
         let step = measure(args, requests, &target, (steps.len(), size)).await;
         search.tried(size, step.is_met);
         steps.push(step);
     }
+    // The result lies between these two, and one short run of each may be chance.
+    for size in search.last_loads() {
+        let step = measure(args, requests, &target, (steps.len(), size)).await;
+        steps.push(SweepStep {
+            is_repeated: true,
+            ..step
+        });
+    }
     steps.sort_by(|a, b| a.size.total_cmp(&b.size));
     let report = SweepReport {
+        facts,
         slo_share: args.slo_share,
         highest: search.met,
         steps,
@@ -154,6 +164,7 @@ async fn measure(
         size,
         good_share,
         is_met: good_share >= args.slo_share,
+        is_repeated: false,
         report,
     }
 }
@@ -173,6 +184,11 @@ impl LoadSearch {
         let is_new = next >= 1.0 || !self.is_whole;
         let tried = self.met == Some(next) || self.missed == Some(next);
         (is_new && !tried && next <= 65_536.0).then_some(next)
+    }
+
+    /// Returns the highest load that met the objective and the lowest one that missed it.
+    fn last_loads(&self) -> impl Iterator<Item = f64> + use<> {
+        [self.met, self.missed].into_iter().flatten()
     }
 
     fn tried(&mut self, size: f64, is_met: bool) {
@@ -204,6 +220,21 @@ mod tests {
             steps += 1;
         }
         (search.met, steps)
+    }
+
+    #[test]
+    fn the_loads_around_the_limit_are_the_last_ones() {
+        let mut search = LoadSearch {
+            from: 1.0,
+            is_whole: true,
+            met: None,
+            missed: None,
+        };
+        while let Some(size) = search.next() {
+            search.tried(size, size <= 35.0);
+        }
+        let last: Vec<f64> = search.last_loads().collect();
+        assert_eq!(last, [35.0, 38.0]);
     }
 
     #[test]

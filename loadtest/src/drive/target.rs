@@ -8,6 +8,7 @@ use super::args::ClientArgs;
 use super::client::ChatClient;
 use super::conversation::ConversationSettings;
 use super::costs::StepCosts;
+use super::facts::RunFacts;
 use super::histograms::ServerHistograms;
 use super::outcome::Failure;
 use super::prompt_text::{TextScale, all_words};
@@ -45,6 +46,11 @@ impl TargetServer {
                 keys: args.keys().to_vec(),
             }),
         })
+    }
+
+    /// Returns the facts of a run that starts now and sends `workload`.
+    pub(super) async fn facts(&self, workload: String) -> RunFacts {
+        RunFacts::now(self.client.model(), workload, &self.client.answers().await)
     }
 
     /// Reads the server's step costs so far from its metrics.

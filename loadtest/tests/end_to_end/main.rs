@@ -88,6 +88,35 @@ fn an_open_loop_sends_every_request_and_prints_a_table() {
 }
 
 #[test]
+fn a_report_says_what_was_measured() {
+    let flags = ["--requests", "2", "--max-tokens", "3", "--turns", "2"];
+    let output = loadtest(&flags, 0);
+    let table = String::from_utf8(output.stdout).unwrap();
+    let line = |name: &str| {
+        let found = table.lines().find_map(|line| line.strip_prefix(name));
+        found
+            .unwrap_or_else(|| panic!("{name}: {table}"))
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(line("model"), "canned");
+    assert_eq!(line("server version"), "7.1");
+    assert_eq!(line("server's page_size"), "16");
+    let workload = "prompts of 64 tokens ± 50 %, answers of 3 tokens, 2 turns";
+    assert_eq!(line("workload"), workload);
+    assert!(line("command").starts_with("sterna-loadtest --requests 2 --max-tokens 3"));
+    assert!(line("date").ends_with('Z'), "{table}");
+    assert!(
+        line("machine of the load test").contains(" cores, "),
+        "{table}"
+    );
+    let report = json(&loadtest(&[&flags[..], &["--json"]].concat(), 0));
+    assert_eq!(report["facts"]["server_version"], "7.1", "{report}");
+    assert_eq!(report["facts"]["server_settings"]["page_size"], "16");
+    assert_eq!(report["facts"]["workload"], workload);
+}
+
+#[test]
 fn requests_of_the_warm_up_are_sent_but_do_not_count() {
     let flags = ["--requests", "10", "--warm-up", "5", "--max-tokens", "3"];
     let more = ["--json", "--clients", "3", "--turns", "2"];
@@ -183,7 +212,17 @@ fn the_page_has_all_plots_and_needs_no_other_file() {
     let text = std::fs::read_to_string(&page).unwrap();
     std::fs::remove_file(&page).unwrap();
     std::fs::remove_file(&keys).unwrap();
-    assert_eq!(text.matches("<svg ").count(), 5, "{text}");
+    // The two plots over time have a second drawing for narrow screens.
+    assert_eq!(text.matches("<svg ").count(), 5 + 2, "{text}");
+    assert!(text.contains("@media (max-width: 640px)"), "{text}");
+    for fact in [
+        "canned",
+        "7.1",
+        "server&#x27;s page_size",
+        "sterna-loadtest --requests 20",
+    ] {
+        assert!(text.contains(fact), "{fact}: {text}");
+    }
     assert!(text.contains("status 503: engine_overloaded"), "{text}");
     assert!(
         text.contains("a&lt;b&gt;&amp;c"),
@@ -236,8 +275,10 @@ fn a_sweep_ends_at_the_first_load_if_no_load_meets_the_objective() {
     let report = json(&output);
     assert_eq!(report["highest"], Value::Null, "{report}");
     let steps = report["steps"].as_array().unwrap();
-    assert_eq!(steps.len(), 1, "{report}");
+    let repeated: Vec<&Value> = steps.iter().map(|step| &step["is_repeated"]).collect();
+    assert_eq!(repeated, [false, true], "{report}");
     assert_eq!(steps[0]["good_share"], 0.0);
+    assert_eq!(report["facts"]["model"], "canned", "{report}");
     let page = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert!(page.contains("within the objective: none"), "{page}");

@@ -32,6 +32,8 @@ fn serve(socket: TcpStream, reject_every: u64) {
                 "application/json",
                 r#"{"data":[{"id":"canned"}]}"#.to_owned(),
             ),
+            "/version" => (200, "application/json", r#"{"version":"7.1"}"#.to_owned()),
+            "/server_info" => (200, "application/json", r#"{"page_size":16}"#.to_owned()),
             "/metrics" => (200, "text/plain", metrics()),
             "/v1/chat/completions" => chat(&serde_json::from_slice(&body).unwrap(), reject_every),
             path => panic!("{path}"),

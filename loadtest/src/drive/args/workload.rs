@@ -162,6 +162,49 @@ impl WorkloadArgs {
         }
     }
 
+    /// Returns a line that says which requests are sent.
+    pub(crate) fn describe(&self) -> String {
+        if let Some(trace) = &self.trace {
+            return format!("the trace {}", trace.display());
+        }
+        if self.workload.is_some() {
+            let Workload {
+                name, description, ..
+            } = self.workload();
+            let only = self.only.as_ref();
+            let only = only.map_or(String::new(), |class| format!(", only the class {class}"));
+            return format!("{name}{only}: {description}");
+        }
+        let length = |tokens: u32, spread: f64| match (spread, self.log_normal) {
+            (0.0, false) => format!("{tokens} tokens"),
+            (_, false) => format!("{tokens} tokens ± {} %", spread * 100.0),
+            (_, true) => format!("{tokens} tokens (log-normal, sigma {spread})"),
+        };
+        let mut parts = vec![
+            format!(
+                "prompts of {}",
+                length(self.prompt_tokens, self.prompt_spread)
+            ),
+            format!(
+                "answers of {}",
+                length(self.max_tokens, self.max_tokens_spread)
+            ),
+        ];
+        let tenants = (self.tenants as usize).max(self.tenant_rates.len());
+        let (shared, turns) = (self.shared_prefix_tokens, self.turns);
+        let optional = [
+            (shared > 0, format!("a shared prefix of {shared} tokens")),
+            (turns > 1, format!("{turns} turns")),
+            (tenants > 1, format!("{tenants} tenants")),
+        ];
+        parts.extend(
+            optional
+                .into_iter()
+                .filter_map(|(is, text)| is.then_some(text)),
+        );
+        parts.join(", ")
+    }
+
     /// Returns whether the requests come from a trace file.
     pub(crate) fn has_trace(&self) -> bool {
         self.trace.is_some()

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::facts::ServerAnswers;
 use super::http::HttpClient;
 use super::outcome::{ChatOutcome, Failure};
 use super::sse::SseParser;
@@ -90,6 +91,25 @@ impl ChatClient {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// Returns the model that requests name.
+    pub(super) fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Returns what the server tells about itself. What it does not tell is missing.
+    pub(super) async fn answers(&self) -> ServerAnswers {
+        ServerAnswers {
+            version: self.json("/version").await,
+            info: self.json("/server_info").await,
+            metrics: self.metrics().await.ok(),
+        }
+    }
+
+    async fn json(&self, path: &str) -> Option<Value> {
+        let answer = self.http.get(path, self.key.as_ref()).await.ok()?;
+        serde_json::from_slice(&answer.rest().await.ok()?).ok()
+    }
+
     /// Returns the length of the prompt with this user message, as the server counts it.
     pub(super) async fn prompt_tokens(&self, user: String) -> Result<u64, Failure> {
         let request = ChatRequest {
@@ -173,7 +193,8 @@ impl ChatClient {
             "temperature": self.options.temperature,
             "seed": request.sampling_seed,
             "stream": true,
-            "stream_options": {"include_usage": true},
+            // The usage so far says how many tokens a piece has.
+            "stream_options": {"include_usage": true, "continuous_usage_stats": true},
         });
         if self.options.ignore_eos {
             body["ignore_eos"] = json!(true);

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::plot::{PagePlot, distribution, over_time, short};
 use super::series::{in_flight, output_rate};
 use super::{GroupReport, LiveReport};
+use crate::drive::facts::RunFacts;
 use crate::drive::record::RunRecord;
 use crate::latency::{Latencies, Percentiles};
 
@@ -26,7 +27,7 @@ struct FigureCard {
 
 /// A row of a table.
 #[derive(Serialize)]
-struct PageRow {
+pub(super) struct PageRow {
     name: String,
     cells: Vec<String>,
 }
@@ -44,9 +45,28 @@ pub(crate) fn write_html(
         "plots": plots(record),
         "latencies": latencies(report),
         "tenants": tenants(report),
+        "facts": fact_rows(report.facts.as_ref()),
     });
     let page = render(RUN, &values);
     std::fs::write(file, page).map_err(|error| error.to_string())
+}
+
+/// Returns the rows of the table of circumstances.
+pub(super) fn fact_rows(facts: Option<&RunFacts>) -> Vec<PageRow> {
+    let row = |name: String, value: &str| PageRow {
+        name,
+        cells: vec![value.to_owned()],
+    };
+    let facts = facts.into_iter();
+    let rows = facts.flat_map(|facts| {
+        let own = facts
+            .rows()
+            .map(|(name, value)| row(name.to_owned(), value));
+        let settings = facts.server_settings.iter();
+        own.into_iter()
+            .chain(settings.map(|(name, value)| row(format!("server's {name}"), value)))
+    });
+    rows.collect()
 }
 
 /// Fills a template of this folder. Everything except plots is escaped.

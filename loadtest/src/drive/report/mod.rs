@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::facts::RunFacts;
 use super::histograms::ServerReport;
 use super::objective::LatencyObjective;
 use super::record::{RequestEnd, RequestRecord, RunRecord};
@@ -55,7 +56,7 @@ pub(super) struct LiveReport {
     pub(super) requests_per_second: f64,
     /// The latency objective.
     pub(super) objective: LatencyObjective,
-    /// The time between two pieces of text of one answer.
+    /// The time between two tokens of one answer.
     pub(super) inter_token_seconds: Option<Percentiles>,
     /// How much later than intended requests were sent. It shows whether the load test kept up.
     pub(super) start_delay_seconds: Option<Percentiles>,
@@ -63,6 +64,9 @@ pub(super) struct LiveReport {
     pub(super) classes: BTreeMap<&'static str, ClassReport>,
     /// The figures of each tenant that sent a request.
     pub(super) tenants: Vec<TenantReport>,
+    /// The circumstances of the run. A sweep has the same for all its loads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) facts: Option<RunFacts>,
     /// What the server's own histograms say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) server: Option<ServerReport>,
@@ -108,7 +112,7 @@ pub(super) struct GroupReport {
 pub(super) struct ClassReport {
     /// The time from a request's intended start to its first piece of text.
     pub(super) first_token_seconds: Option<Percentiles>,
-    /// The time between two pieces of text of one answer.
+    /// The time between two tokens of one answer.
     pub(super) inter_token_seconds: Option<Percentiles>,
 }
 
@@ -162,6 +166,7 @@ impl LiveReport {
             requests_per_second: span.rate(total.complete),
             total,
             objective,
+            facts: None,
             server: None,
             inter_token_seconds: inter_token.percentiles(),
             start_delay_seconds: percentiles(all.iter().map(|request| request.late_seconds)),

@@ -17,6 +17,8 @@ const LEFT: f64 = 44.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 18.0;
 const BOTTOM: f64 = 24.0;
+/// The width that a number of the horizontal axis needs.
+const TICK: f64 = 110.0;
 
 struct Frame {
     width: f64,
@@ -30,8 +32,8 @@ pub(super) struct PagePlot {
     pub(super) title: String,
     /// The plot.
     pub(super) svg: String,
-    /// Whether the plot has a row of its own.
-    pub(super) is_wide: bool,
+    /// The same for a narrow screen, if the plot has a row of its own.
+    pub(super) narrow: Option<String>,
 }
 
 /// The bars of a distribution, and the quantiles that the plot marks. All are in seconds.
@@ -57,8 +59,17 @@ pub(super) struct LabelledPoint {
 
 /// Plots one value over time. `values` are means of equal parts of the time from `from` to `to`.
 pub(super) fn over_time(title: &str, values: &[f64], from: f64, to: f64) -> PagePlot {
+    let draw = |frame| draw_over_time(frame, values, from, to);
+    PagePlot {
+        title: title.to_owned(),
+        svg: draw(&WIDE),
+        narrow: Some(draw(&NARROW)),
+    }
+}
+
+fn draw_over_time(frame: &'static Frame, values: &[f64], from: f64, to: f64) -> String {
     let max = values.iter().copied().fold(0.0, f64::max);
-    let axes = Axes::new(&WIDE, (from, to), max);
+    let axes = Axes::new(frame, (from, to), max);
     let mut svg = axes.start(" s");
     let step = (to - from) / values.len().max(1) as f64;
     let points: Vec<String> = (0..)
@@ -75,11 +86,7 @@ pub(super) fn over_time(title: &str, values: &[f64], from: f64, to: f64) -> Page
         "<polygon class=\"area\" points=\"{left:.1},{floor:.1} {line} {right:.1},{floor:.1}\"/>\
          <polyline class=\"curve\" points=\"{line}\"/></svg>"
     );
-    PagePlot {
-        title: title.to_owned(),
-        svg,
-        is_wide: true,
-    }
+    svg
 }
 
 /// Plots a distribution over a logarithmic axis of milliseconds.
@@ -125,24 +132,33 @@ pub(super) fn distribution(title: &str, bars: &Distribution) -> PagePlot {
     PagePlot {
         title: title.to_owned(),
         svg,
-        is_wide: false,
+        narrow: None,
     }
 }
 
 /// Plots a curve through `points`, with a limit of y.
 pub(super) fn curve(title: &str, points: &[LabelledPoint], limit: f64) -> PagePlot {
+    let draw = |frame| draw_curve(frame, points, limit);
+    PagePlot {
+        title: title.to_owned(),
+        svg: draw(&WIDE),
+        narrow: Some(draw(&NARROW)),
+    }
+}
+
+fn draw_curve(frame: &'static Frame, points: &[LabelledPoint], limit: f64) -> String {
     let max = |value: fn(&LabelledPoint) -> f64| points.iter().map(value).fold(0.0, f64::max);
     let top = max(|point| point.y);
     // A limit far above all points would press them into the axis.
     let limit = Some(limit).filter(|limit| *limit <= top * 3.0);
     let axes = Axes::new(
-        &WIDE,
+        frame,
         (0.0, max(|point| point.x) * 1.05),
         limit.unwrap_or(0.0).max(top),
     );
     let mut svg = axes.start("");
     if let Some(limit) = limit {
-        let (y, right) = (axes.y(limit), WIDE.width - RIGHT);
+        let (y, right) = (axes.y(limit), frame.width - RIGHT);
         let _ = write!(
             svg,
             "<line class=\"limit\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"
@@ -170,11 +186,7 @@ pub(super) fn curve(title: &str, points: &[LabelledPoint], limit: f64) -> PagePl
         );
     }
     svg.push_str("</svg>");
-    PagePlot {
-        title: title.to_owned(),
-        svg,
-        is_wide: true,
-    }
+    svg
 }
 
 /// Maps values to places in the picture.
@@ -226,7 +238,7 @@ impl Axes {
     /// Starts a picture with both axes. The numbers of the horizontal one have `unit`.
     fn start(&self, unit: &str) -> String {
         let mut svg = self.frame();
-        for value in ticks(self.from, self.to, 8.0) {
+        for value in ticks(self.from, self.to, self.frame.width / TICK) {
             let (x, y) = (self.x(value), self.frame.height - 8.0);
             let _ = write!(
                 svg,
@@ -304,5 +316,8 @@ mod tests {
         let (floor, top) = (WIDE.height - BOTTOM, TOP);
         assert!(plot.svg.contains(&format!(",{floor:.1} ")), "{}", plot.svg);
         assert!(plot.svg.contains(&format!(",{top:.1}\"")), "{}", plot.svg);
+        let narrow = plot.narrow.unwrap();
+        assert!(narrow.contains("viewBox=\"0 0 330 200\""), "{narrow}");
+        assert!(narrow.matches("middle").count() < plot.svg.matches("middle").count());
     }
 }

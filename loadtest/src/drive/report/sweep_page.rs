@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::json;
 
-use super::html::{STYLE, millis, render};
+use super::html::{STYLE, fact_rows, millis, render};
 use super::plot::{LabelledPoint, PagePlot, curve, short};
 use super::sweep_report::{SweepReport, SweepStep};
 use crate::latency::Percentiles;
@@ -24,10 +24,6 @@ struct LoadRow {
 pub(in crate::drive) fn write_sweep_html(report: &SweepReport, file: &Path) -> Result<(), String> {
     let first = report.steps.first().ok_or("the sweep has no step")?;
     let objective = first.report.objective;
-    let best = report
-        .steps
-        .iter()
-        .find(|step| report.highest == Some(step.size));
     let plots = [
         throughput_against(
             report,
@@ -42,15 +38,21 @@ pub(in crate::drive) fn write_sweep_html(report: &SweepReport, file: &Path) -> R
             |step| step.report.total.time_per_output_token_seconds,
         ),
     ];
+    let rows = report.steps.iter();
+    let rows: Vec<LoadRow> = rows
+        .map(|step| row(step, report.is_highest(step)))
+        .collect();
     let values = json!({
         "style": STYLE,
         "url": first.report.header.url,
-        "highest": best.map_or("none", |step| &step.report.header.load),
+        "highest": report.best().map_or("none", |step| &step.report.header.load),
+        "confirmation": report.confirmation(),
+        "facts": fact_rows(Some(&report.facts)),
         "share": report.slo_share * 100.0,
         "first_token": objective.first_token_seconds * 1e3,
         "per_token": objective.per_output_token_seconds * 1e3,
         "plots": plots,
-        "rows": report.steps.iter().map(|step| row(step, report.highest)).collect::<Vec<_>>(),
+        "rows": rows,
     });
     std::fs::write(file, render(SWEEP, &values)).map_err(|error| error.to_string())
 }
@@ -62,7 +64,9 @@ fn throughput_against(
     limit_seconds: f64,
     latency: fn(&SweepStep) -> Option<Percentiles>,
 ) -> PagePlot {
-    let points = report.steps.iter().filter_map(|step| {
+    // A repetition would make the curve go back.
+    let first = report.steps.iter().filter(|step| !step.is_repeated);
+    let points = first.filter_map(|step| {
         Some(LabelledPoint {
             x: step.report.total.output_tokens_per_second,
             y: latency(step)?.p99 * 1e3,
@@ -72,7 +76,7 @@ fn throughput_against(
     curve(title, &points.collect::<Vec<_>>(), limit_seconds * 1e3)
 }
 
-fn row(step: &SweepStep, highest: Option<f64>) -> LoadRow {
+fn row(step: &SweepStep, is_best: bool) -> LoadRow {
     let total = &step.report.total;
     let pair = |found: Option<Percentiles>| match found {
         Some(found) => [millis(found.p50), millis(found.p99)],
@@ -87,8 +91,8 @@ fn row(step: &SweepStep, highest: Option<f64>) -> LoadRow {
     cells.extend(pair(total.time_to_first_token_seconds));
     cells.extend(pair(total.time_per_output_token_seconds));
     LoadRow {
-        name: step.report.header.load.clone(),
+        name: step.name(),
         cells,
-        is_best: highest == Some(step.size),
+        is_best,
     }
 }

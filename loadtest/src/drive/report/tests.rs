@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::drive::facts::ServerAnswers;
 use crate::drive::outcome::{ChatOutcome, CompleteAnswer, Failure, Timing, TokenUsage};
 use crate::drive::record::{EndedRequest, RequestIdentity};
 
@@ -176,4 +177,43 @@ fn requests_of_the_warm_up_are_not_recorded() {
     }
     assert_eq!(record.requests.len(), 7);
     assert_eq!(report_of(&record).inter_token_seconds.unwrap().count, 7);
+}
+
+#[test]
+fn a_sweep_shows_the_repetitions_beside_the_search() {
+    let step = |size: f64, is_met: bool, is_repeated: bool| {
+        let mut report = report(vec![complete(50, &[5, 5])], 1);
+        report.header.load = format!("{size} clients");
+        SweepStep {
+            size,
+            good_share: 1.0,
+            is_met,
+            is_repeated,
+            report,
+        }
+    };
+    let sweep = SweepReport {
+        facts: RunFacts::now("m", "w".into(), &ServerAnswers::default()),
+        slo_share: 0.99,
+        highest: Some(8.0),
+        steps: vec![
+            step(8.0, true, false),
+            step(8.0, false, true),
+            step(9.0, false, false),
+            step(9.0, false, true),
+        ],
+    };
+    let text = sweep.to_string();
+    let marked: Vec<&str> = text.lines().filter(|line| line.ends_with('*')).collect();
+    assert!(
+        marked.len() == 1 && marked[0].starts_with("8 clients  "),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n8 clients again ") && text.contains("\n9 clients again "),
+        "{text}"
+    );
+    let result = "8 clients, 3.0 output tokens/s (again: 3.0, which misses the objective)\n";
+    assert!(text.contains(result), "{text}");
+    assert!(text.contains("\nworkload                  w\n"), "{text}");
 }

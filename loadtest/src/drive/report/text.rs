@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::fmt;
 
+use super::super::facts::RunFacts;
 use super::super::histograms::{BucketRange, ServerReport};
 use super::{LiveReport, TenantReport};
 use crate::latency::Percentiles;
@@ -18,11 +19,26 @@ impl fmt::Display for LiveReport {
         if self.tenants.len() > 1 {
             self.fmt_tenants(f)?;
         }
-        match &self.server {
-            Some(server) => fmt_server(f, server),
+        if let Some(server) = &self.server {
+            fmt_server(f, server)?;
+        }
+        match &self.facts {
+            Some(facts) => fmt_facts(f, facts),
             None => Ok(()),
         }
     }
+}
+
+/// Writes the circumstances of a run.
+pub(super) fn fmt_facts(f: &mut fmt::Formatter<'_>, facts: &RunFacts) -> fmt::Result {
+    writeln!(f)?;
+    for (name, value) in facts.rows() {
+        writeln!(f, "{name:<26}{value}")?;
+    }
+    for (name, value) in &facts.server_settings {
+        writeln!(f, "server's {name:<16} {value}")?;
+    }
+    Ok(())
 }
 
 impl LiveReport {
