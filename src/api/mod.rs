@@ -128,6 +128,11 @@ fn server_routes() -> Vec<ApiRoute> {
         ApiRoute::get("/ready", status::ready, operations::ready),
         ApiRoute::get("/version", status::version, operations::version),
         ApiRoute::get("/metrics", status::metrics, operations::metrics),
+        ApiRoute::get(
+            "/metrics/recent",
+            status::recent_metrics,
+            operations::recent_metrics,
+        ),
         ApiRoute::get("/openapi.json", openapi_document, operations::openapi),
         ApiRoute::get("/", page::show, operations::page),
         ApiRoute::get("/page/{*file}", page::file, operations::page_file),

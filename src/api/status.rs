@@ -1,6 +1,7 @@
 //! The endpoints for probes, metrics and the list of models. None of them waits for the engine.
 
 use std::io::Write as _;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -135,12 +136,6 @@ pub(super) async fn metrics(
     State(app): State<App>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let content_type = (
-        header::CONTENT_TYPE,
-        "text/plain; version=0.0.4; charset=utf-8",
-    );
-    // A cache between must not give a compressed answer to a client that takes none.
-    let vary = (header::VARY, "accept-encoding");
     let serving = app.serving()?;
     let grammars = serving.grammars.usage();
     serving.metrics.grammars(GrammarFigures {
@@ -155,15 +150,60 @@ pub(super) async fn metrics(
             .collect(),
     });
     let text = serving.metrics.render();
-    if !takes_gzip(&headers) {
-        return Ok(([content_type, vary], text).into_response());
+    Ok(compressed(
+        "text/plain; version=0.0.4; charset=utf-8",
+        text,
+        &headers,
+    ))
+}
+
+/// The last minutes of the metrics.
+#[derive(Serialize, ToSchema)]
+pub(super) struct RecentMetricsReport {
+    /// The samples, the oldest first.
+    samples: Vec<MetricsSample>,
+}
+
+/// Some metrics at one moment.
+#[derive(Serialize, ToSchema)]
+struct MetricsSample {
+    /// How long ago the moment was, in milliseconds.
+    age_ms: u64,
+    /// The series in Prometheus's text format, without comments.
+    metrics: String,
+}
+
+/// `GET /metrics/recent`: the last minutes of the metrics that the page's charts show.
+pub(super) async fn recent_metrics(
+    State(app): State<App>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let samples = app.serving()?.metrics.recent_samples(Instant::now());
+    let samples = samples.into_iter().map(|sample| MetricsSample {
+        age_ms: u64::try_from(sample.age.as_millis()).unwrap_or(u64::MAX),
+        metrics: sample.text,
+    });
+    let report = RecentMetricsReport {
+        samples: samples.collect(),
+    };
+    let text = serde_json::to_string(&report).expect("all keys are strings");
+    Ok(compressed("application/json", text, &headers))
+}
+
+/// Returns `text` in the coding that the client takes.
+fn compressed(content_type: &'static str, text: String, headers: &HeaderMap) -> Response {
+    let content_type = (header::CONTENT_TYPE, content_type);
+    // A cache between must not give a compressed answer to a client that takes none.
+    let vary = (header::VARY, "accept-encoding");
+    if !takes_gzip(headers) {
+        return ([content_type, vary], text).into_response();
     }
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     let written = encoder.write_all(text.as_bytes());
     let compressed = written.and_then(|()| encoder.finish());
     let compressed = compressed.expect("a vector takes all bytes");
     let encoding = (header::CONTENT_ENCODING, "gzip");
-    Ok(([content_type, vary, encoding], compressed).into_response())
+    ([content_type, vary, encoding], compressed).into_response()
 }
 
 /// Returns whether a client takes gzip (RFC 9110, section 12.5.3).

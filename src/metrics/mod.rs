@@ -12,6 +12,7 @@
 
 mod labels;
 mod limits;
+mod recent;
 mod registry;
 mod responses;
 mod sampled;
@@ -29,9 +30,11 @@ use metrics_exporter_prometheus::{
 use sterna_scheduler::{
     Budget, CostModel, FinishReason, Limits, Snapshot, TenantId, TenantPolicy, TenantState,
 };
+use tokio::time::{MissedTickBehavior, interval};
 
 use labels::finished_reason;
 use limits::TENANT_LIMITS;
+use recent::RecentMetrics;
 use registry::{Definition, Registry};
 use responses::ResponseSeries;
 use sampled::{GRAMMAR_TIMES, SERVICE, TextWriter};
@@ -39,6 +42,7 @@ use series::EngineSeries;
 use tenant::AllTenantSeries;
 
 pub use labels::{Identity, RejectionReason};
+pub use recent::RecentSample;
 pub use sampled::GrammarFigures;
 pub use timeline::Timeline;
 
@@ -69,7 +73,8 @@ pub struct Metrics {
     tenants: Arc<Mutex<AllTenantSeries>>,
     responses: Arc<Mutex<ResponseSeries>>,
     grammars: Arc<Mutex<GrammarFigures>>, // As last reported.
-    recorder: Arc<PrometheusRecorder>,    // To register more tenants and routes.
+    recent: Arc<Mutex<RecentMetrics>>,
+    recorder: Arc<PrometheusRecorder>, // To register more tenants and routes.
     exporter: PrometheusHandle,
     model_name: Arc<str>,
 }
@@ -100,6 +105,7 @@ impl Metrics {
             tenants: Arc::new(Mutex::new(tenants)),
             responses: Arc::new(Mutex::new(responses)),
             grammars: Arc::default(),
+            recent: Arc::default(),
             model_name: identity.model_name.as_str().into(),
             recorder: Arc::new(recorder),
             exporter,
@@ -172,6 +178,31 @@ impl Metrics {
         drop(tenants);
         writer.process();
         writer.finish()
+    }
+
+    /// Keeps the charted series every few seconds, without an end.
+    pub async fn keep_recent(self) {
+        let mut ticks = interval(recent::INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.keep_sample(Instant::now());
+        }
+    }
+
+    /// Keeps the series that the page's charts show, as a sample of the moment `at`.
+    pub fn keep_sample(&self, at: Instant) {
+        let text = self.exporter.render();
+        self.recent_metrics().keep(at, &text);
+    }
+
+    /// Returns the samples of the last minutes, oldest first.
+    pub fn recent_samples(&self, now: Instant) -> Vec<RecentSample> {
+        self.recent_metrics().samples(now)
+    }
+
+    fn recent_metrics(&self) -> MutexGuard<'_, RecentMetrics> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Folds recorded samples into their buckets. Call it, or `render`, every few seconds, because

@@ -108,6 +108,7 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
         runtime.spawn(reload.at_each(hangups));
     }
     let greeting = greeting(config, &serving, kernels.isa(), &address.to_string());
+    runtime.spawn(serving.metrics.clone().keep_recent());
     app.serve(serving);
     print(&greeting);
     service::ready(&runtime, &handle);

@@ -1,6 +1,7 @@
 //! The list of models, health and readiness.
 
 use std::io::Read;
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -97,6 +98,32 @@ async fn the_metrics_count_every_response() {
         assert!(text.contains(&labels), "{labels}\n{text}");
     }
     assert!(!text.contains("made-up"));
+}
+
+#[tokio::test]
+async fn the_last_minutes_of_the_charted_metrics_are_kept() {
+    let server = Server::new();
+    let samples = async || server.get("/metrics/recent").await.ok()["samples"].clone();
+    assert_eq!(samples().await, json!([]));
+    let tokens = "vllm:generation_tokens_total";
+    server.metrics.keep_sample(Instant::now());
+    server.complete(json!({"max_tokens": 2})).await.ok();
+    server.post("/v1/chat/completions", &json!({"n": 0})).await;
+    server.metrics.keep_sample(Instant::now());
+    let samples = samples().await;
+    let value = |sample: usize, name: &str| {
+        let text = samples[sample]["metrics"].as_str().unwrap();
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.rsplit(' ').next().unwrap().parse::<f64>().ok()
+    };
+    assert_eq!(value(0, tokens), Some(0.0));
+    assert_eq!(value(1, tokens), Some(2.0));
+    let ages = [0, 1].map(|sample: usize| samples[sample]["age_ms"].as_u64().unwrap());
+    assert!(ages[0] >= ages[1], "{ages:?}");
+    let text = samples[1]["metrics"].as_str().unwrap();
+    assert!(text.contains("status=\"400\"} 1"), "{text}");
+    assert!(!text.contains("status=\"200\"") && !text.contains("tenant"));
+    assert!(text.contains("vllm:time_to_first_token_seconds_bucket"));
 }
 
 #[tokio::test]

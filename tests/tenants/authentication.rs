@@ -29,6 +29,7 @@ async fn every_route_except_the_open_ones_needs_a_key() {
         (Method::GET, "/v1/models"),
         (Method::GET, "/v1/models/actor"),
         (Method::GET, "/metrics"),
+        (Method::GET, "/metrics/recent"),
         (Method::GET, "/metrics/"),
         (Method::GET, "//health"),
         (Method::GET, "/health/"),
@@ -121,8 +122,11 @@ async fn only_the_admin_key_reads_the_metrics_and_it_does_nothing_else() {
             .send(Method::GET, path, &headers, Body::empty())
             .await
     };
-    let refused = get("alpha", "/metrics").await;
-    assert_eq!(refused.error(), (403, "admin_key_required".into(), None));
+    for path in ["/metrics", "/metrics/recent"] {
+        let refused = get("alpha", path).await;
+        assert_eq!(refused.error(), (403, "admin_key_required".into(), None));
+        assert_eq!(get("beta", path).await.status, 200);
+    }
     let metrics = get("beta", "/metrics").await;
     assert_eq!(metrics.status, 200);
     assert!(metrics.body.contains("sterna_tenant_"));
@@ -140,7 +144,9 @@ async fn only_the_admin_key_reads_the_metrics_and_it_does_nothing_else() {
 async fn metrics_need_no_key_if_the_operator_opens_them() {
     let roster = TempFile::new(&table("a", ALPHA, "")).roster();
     let server = Server::start(App::for_tenants(roster.tenants(), true, CONNECTIONS), 8, 64);
-    assert_eq!(server.get("/metrics").await.status, 200);
+    for path in ["/metrics", "/metrics/recent"] {
+        assert_eq!(server.get(path).await.status, 200);
+    }
     assert_eq!(server.get("/v1/models").await.status, 401);
 }
 

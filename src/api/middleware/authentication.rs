@@ -1,11 +1,11 @@
 //! Authentication: finds the tenant of each request by its API key.
 //!
 //! Invariant: if the server has API keys, every path needs one, even a path that does not exist.
-//! The only exceptions are `OPEN_PATHS`, the files of the page and, if the operator opens it,
-//! `METRICS_PATH`.
+//! The only exceptions are `OPEN_PATHS`, the files of the page and, if the operator opens them,
+//! `METRICS_PATHS`.
 //!
 //! Invariant: the admin key serves the paths of `is_for_admin` and nothing else, and no tenant's
-//! key serves them. Only `METRICS_PATH` is open on a server without tenants.
+//! key serves them. Only `METRICS_PATHS` are open on a server without tenants.
 //!
 //! Invariant: the server never reads the body of a request without a valid key.
 //!
@@ -36,8 +36,8 @@ const SCHEME: &str = "bearer";
 const API_KEY: &str = "x-api-key";
 /// Paths that need no key. The chat page asks the user for a key; probes have no key.
 const OPEN_PATHS: [&str; 3] = ["/", "/health", "/ready"];
-/// Needs the admin key unless the operator opens it, because the metrics name all tenants.
-const METRICS_PATH: &str = "/metrics";
+/// Need the admin key unless the operator opens them, because the metrics name all tenants.
+const METRICS_PATHS: [&str; 2] = ["/metrics", "/metrics/recent"];
 /// Need the admin key, because they change what all tenants do.
 const ADMIN_PATHS: [&str; 2] = ["/reset_prefix_cache", "/flush_cache"];
 /// The same, for the paths of requests.
@@ -113,9 +113,13 @@ pub(in crate::api) fn needs_key(path: &str) -> bool {
     !OPEN_PATHS.contains(&path) && !path.starts_with(page::FILES_PATH)
 }
 
+fn is_metrics(path: &str) -> bool {
+    METRICS_PATHS.contains(&path)
+}
+
 /// Returns whether a path is for the operator.
 fn is_for_admin(path: &str) -> bool {
-    path == METRICS_PATH || ADMIN_PATHS.contains(&path) || path.starts_with(REQUESTS_PATH)
+    is_metrics(path) || ADMIN_PATHS.contains(&path) || path.starts_with(REQUESTS_PATH)
 }
 
 /// Rejects a request without a valid key. Otherwise adds the `Caller` to the request and the
@@ -126,7 +130,7 @@ pub(in crate::api) async fn authenticate(
     next: Next,
 ) -> Response {
     let path = request.uri().path();
-    if !needs_key(path) || path == METRICS_PATH && app.metrics_open() {
+    if !needs_key(path) || is_metrics(path) && app.metrics_open() {
         return next.run(request).await;
     }
     let key = presented_key(request.headers());
@@ -135,7 +139,7 @@ pub(in crate::api) async fn authenticate(
         Some(KeyHolder::Admin) if is_for_admin(path) => return next.run(request).await,
         Some(KeyHolder::Admin) => return ApiError::admin_key().into_response(),
         Some(KeyHolder::Tenant(tenant))
-            if is_for_admin(path) && !(path == METRICS_PATH && tenant.is_anyone()) =>
+            if is_for_admin(path) && !(is_metrics(path) && tenant.is_anyone()) =>
         {
             return ApiError::no_admin_key(path, app.has_admin_key()).into_response();
         }

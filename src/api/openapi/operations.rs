@@ -15,7 +15,9 @@ use crate::api::openai::render::RenderedRequest;
 use crate::api::sglang::generate::{self, GenerateAnswer, GenerateFields, GenerateSampling};
 use crate::api::sglang::loads::{LoadReport, SECTIONS, ShortLoad};
 use crate::api::sglang::server_info::{ServedModelInfo, ServerInfo};
-use crate::api::status::{ModelList, ModelObject, StatusReport, VersionReport};
+use crate::api::status::{
+    ModelList, ModelObject, RecentMetricsReport, StatusReport, VersionReport,
+};
 use crate::api::tokenize::{
     DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeFields, TokenizeTextFields,
     TokenizerInfo,
@@ -212,6 +214,12 @@ pub(in crate::api) fn metrics(_: &mut Components) -> Operation {
         "text/plain",
         json!({"type": "string"}),
     )
+}
+
+pub(in crate::api) fn recent_metrics(components: &mut Components) -> Operation {
+    let report = components.schema::<RecentMetricsReport>();
+    Operation::new("Returns the last minutes of some metrics. Needs the admin key.")
+        .answers(200, JSON, report)
 }
 
 pub(in crate::api) fn page(_: &mut Components) -> Operation {
