@@ -201,7 +201,11 @@ fn greeting(config: &ServeConfig, serving: &Serving, isa: Isa, address: &str) ->
     let (threads, name) = (config.machine.threads(), &serving.model.name);
     let url = format!("http://{address}");
     let (page, path, request) = match serving.model.embedding {
-        Some(_) => (String::new(), "embeddings", EMBEDDING_REQUEST),
+        Some(_) => (
+            format!("\n  page     {url}/"),
+            "embeddings",
+            EMBEDDING_REQUEST,
+        ),
         None => (
             format!("\n  chat     {url}/"),
             "chat/completions",

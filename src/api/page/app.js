@@ -10,6 +10,7 @@ import { connectSidebar } from './chat/sidebar.js';
 import { store } from './chat/store.js';
 import { toast } from './elements/announce.js';
 import { byId, element, placeIcons } from './elements/element.js';
+import { EmbedView } from './embed/embed_view.js';
 import { ServerView } from './server/server_view.js';
 import { openSettings } from './settings/settings_view.js';
 
@@ -44,6 +45,7 @@ const { toEnd } = followEnd({
   isChat: () => sessions.current.head !== null,
 });
 const serverView = new ServerView();
+new EmbedView();
 const openNewChat = () => go('#/');
 const chatView = new ChatView({
   toEnd,
@@ -82,6 +84,7 @@ store.addEventListener('failure', () =>
   toast('The browser could not store this chat. Export it to keep it.'),
 );
 serverState.addEventListener('change', showServerState);
+serverState.addEventListener('change', showView);
 for (const id of ['open-settings', 'open-settings-2']) {
   byId(id).addEventListener('click', () => {
     closeDrawer();
@@ -98,32 +101,42 @@ serverState.watch();
 showPlace();
 chatView.render();
 
-// Opens a place by its address, also if the page is there already.
+// Opens a place by its address, also if the page is there already. It opens at once: after
+// `location.hash = …` the event comes later, and would replace a chat whose message is sent before.
 function go(address) {
-  if (location.hash === address || (address === '#/' && location.hash === '')) showPlace();
-  else location.hash = address;
+  if (location.hash !== address) history.pushState(null, '', address);
+  showPlace();
+}
+
+function showView() {
+  const isServer = location.hash === SERVER;
+  const { embeds } = serverState.abilities;
+  document.body.classList.toggle('embeds', embeds);
+  byId('chat-view').hidden = isServer || embeds;
+  byId('embed-view').hidden = isServer || !embeds;
+  byId('server-view').hidden = !isServer;
+  showBar();
 }
 
 function showPlace() {
   closeDrawer();
   const isServer = location.hash === SERVER;
-  byId('chat-view').hidden = isServer;
-  byId('server-view').hidden = !isServer;
   byId('open-server').toggleAttribute('aria-current', isServer);
   if (isServer) serverView.show();
   else serverView.hide();
   if (!isServer) {
     const id = location.hash.startsWith(CHAT) ? location.hash.slice(CHAT.length) : null;
     if (id !== sessions.current.id || !store.all.has(id)) sessions.open(id);
-    if (matchMedia('(hover: hover)').matches) byId('box').focus();
   }
-  showBar();
+  showView();
+  if (!isServer && matchMedia('(hover: hover)').matches) byId('box').focus();
 }
 
 function showBar() {
   const isServer = location.hash === SERVER;
   const { title, head } = sessions.current;
-  const text = isServer ? 'Live server' : title;
+  const { embeds } = serverState.abilities;
+  const text = isServer ? 'Live server' : embeds ? 'Compare texts' : title;
   byId('title').textContent = text;
   byId('chat-menu-button').hidden = isServer || !head;
   document.title = text === 'New chat' ? 'Sterna' : `${text} · Sterna`;

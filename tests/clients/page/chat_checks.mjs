@@ -4,8 +4,8 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { gzipSync } from 'node:zlib';
 
-import { answered, ask, audit, finish, open, screenshot, shows } from './browser.mjs';
-import { until } from './server.mjs';
+import { answered, ask, audit, finish, open, screenshot, set, shows } from './browser.mjs';
+import { checkpointWith, startServer, until } from './server.mjs';
 
 const MOST_COMPRESSED_BYTES = 150 * 1024;
 
@@ -191,6 +191,299 @@ check('Markdown is shown, code can be copied, and reasoning is folded', async ({
   await finish(page);
 });
 
+check('formulas are shown and can be copied, and prices stay text', async ({ fast }) => {
+  const page = await open(fast.url, { isPhone: true });
+  const content = [
+    'The roots of $ax^2 + bx + c$ cost $5 or $10, and \\(\\alpha \\ne \\beta\\):',
+    '\\[',
+    'x_{1,2} = \\frac{-b \\pm \\sqrt{b^2 - 4ac}}{2a}',
+    '\\]',
+    'A sum:',
+    '$$\\sum_{i=1}^{n} i = \\frac{n(n+1)}{2}, \\quad \\mathbf{A} = ' +
+      '\\begin{pmatrix} 1 & 0 \\\\ 0 & \\unknown \\end{pmatrix}$$',
+    'Not closed: $$ a and `$x$`.',
+  ].join('\n');
+  await importChat(page, [
+    { role: 'user', content: 'Formulas?' },
+    { role: 'assistant', content },
+  ]);
+  const answer = page.locator('.markdown').last();
+  await answer.waitFor();
+  const count = selector => answer.locator(selector).count();
+  assert.deepEqual(
+    await Promise.all(['math', '.formula', 'mfrac', 'msqrt', 'mtable', 'code'].map(count)),
+    [4, 2, 2, 1, 1, 1],
+  );
+  const text = await answer.textContent();
+  for (const part of ['cost $5 or $10', 'α', '≠', '∑', '𝐀', '\\unknown', '$$ a'])
+    assert.ok(text.includes(part), `${part} in ${text}`);
+  await answer.getByRole('button', { name: 'Copy this formula' }).first().click();
+  const copied = await page.evaluate(() => navigator.clipboard.readText());
+  assert.equal(copied, 'x_{1,2} = \\frac{-b \\pm \\sqrt{b^2 - 4ac}}{2a}');
+  const isDrawn = await answer
+    .locator('mfrac')
+    .first()
+    .evaluate(fraction => {
+      const [above, below] = [...fraction.children].map(part => part.getBoundingClientRect());
+      return above.bottom <= below.top + 2;
+    });
+  assert.ok(isDrawn, 'the browser draws a fraction');
+  await audit(page, 'formulas');
+  await screenshot(page, 'formulas-phone');
+  await finish(page);
+});
+
+check('a table on a phone scrolls and breaks no word', async ({ fast }) => {
+  const page = await open(fast.url, { isPhone: true });
+  const row = cells => `| ${cells.join(' | ')} |`;
+  const heads = ['Name', 'Transportation', 'Passengers', 'Emissions', 'Description'];
+  const cells = ['Train', 'Railway', '400', 'electricity', 'comfortable'];
+  const table = [row(heads), row(heads.map(() => '---')), row(cells)].join('\n');
+  await importChat(page, [
+    { role: 'user', content: 'A table?' },
+    { role: 'assistant', content: table },
+  ]);
+  const cell = page.locator('.markdown :is(th, td)');
+  await cell.first().waitFor();
+  const heights = await cell.evaluateAll(all => all.map(one => one.offsetHeight));
+  assert.equal(heights.length, 10);
+  assert.ok(Math.max(...heights) < 50, `each cell is one line: ${heights}`);
+  await audit(page, 'a table on a phone');
+  await screenshot(page, 'table-phone');
+  await finish(page);
+});
+
+check('Continue goes on where an answer ended', async ({ fast }) => {
+  const page = await open(fast.url);
+  await set(page, { max_tokens: '4', temperature: '0' });
+  await ask(page, 'Tell me a story.');
+  const first = await answered(page);
+  const figures = page.locator('.figures').last();
+  assert.match(await figures.innerText(), /\b4 tokens/);
+  const [request] = await Promise.all([
+    page.waitForRequest('**/v1/chat/completions'),
+    page.getByRole('button', { name: 'Continue' }).click(),
+  ]);
+  const { messages, continue_final_message: continues } = request.postDataJSON();
+  assert.equal(continues, true);
+  assert.equal(messages.at(-1).role, 'assistant');
+  assert.equal(messages.at(-1).content.trim(), first.trim());
+  await until('the answer has gone on', async () => /\b8 tokens/.test(await figures.innerText()));
+  const whole = await answered(page);
+  assert.ok(whole.startsWith(first) && whole.length > first.length, `${first} | ${whole}`);
+  assert.equal(await page.locator('.message.assistant').count(), 1);
+  await screenshot(page, 'continue-light');
+  await ask(page, 'Who are you?');
+  await page.locator('.message.assistant .actions').nth(1).waitFor();
+  assert.equal(await page.getByRole('button', { name: 'Continue' }).count(), 1, 'the last one');
+  await finish(page);
+});
+
+check('an answer that failed midway can be sent again', async ({ fast }) => {
+  const page = await open(fast.url);
+  const message = (id, role, content) => ({ id, parent: id - 1 || null, role, content });
+  const answer = { ...message(2, 'assistant', 'I am'), end: 'lost' };
+  const messages = { 1: message(1, 'user', 'Who are you?'), 2: answer };
+  const conversations = [{ title: 'Lost', head: 2, messages }];
+  await importFile(page, { format: 'sterna-chats', version: 1, conversations });
+  await shows(page, 'The connection ended before the answer did.');
+  await page.getByRole('button', { name: 'Continue' }).waitFor();
+  await page.getByRole('button', { name: 'Send again' }).click();
+  await shows(page, '2 / 2');
+  assert.match(await answered(page), /Sterna/);
+  assert.equal(await page.getByRole('button', { name: 'Send again' }).count(), 0);
+  await finish(page);
+});
+
+check('a message in the instant of a new chat belongs to the new chat', async ({ fast }) => {
+  const page = await open(fast.url);
+  await ask(page, 'What is paging?');
+  await answered(page);
+  await page.evaluate(() => {
+    document.querySelector('#new-chat').click();
+    document.querySelector('#box').value = 'Who are you?';
+    document.querySelector('#composer').requestSubmit();
+  });
+  assert.match(await answered(page), /Sterna/);
+  assert.equal(await page.locator('.bubble').count(), 1);
+  assert.equal(await page.locator('#chats a').count(), 2);
+  await page.goBack();
+  await page.locator('.bubble', { hasText: 'What is paging?' }).waitFor();
+  await finish(page);
+});
+
+check('a text file is attached, kept and exported as Markdown', async ({ fast }) => {
+  const page = await open(fast.url);
+  const file = (name, text) => ({ name, mimeType: 'text/plain', buffer: Buffer.from(text) });
+  await page.locator('#attach-file').setInputFiles(file('picture.png', 'a\0b'));
+  await shows(page, 'picture.png is not a text file');
+  const code = 'print("```")';
+  await page
+    .locator('#attach-file')
+    .setInputFiles([file('a.py', `${code}\n`), file('b.txt', 'no')]);
+  await page.getByRole('button', { name: 'Remove b.txt' }).click();
+  await screenshot(page, 'attached-light');
+  await audit(page, 'an attached file');
+  const [request] = await Promise.all([
+    page.waitForRequest('**/v1/chat/completions'),
+    ask(page, 'Who are you?'),
+  ]);
+  const { content } = request.postDataJSON().messages[0];
+  assert.equal(content, `a.py:\n\n\`\`\`\`\n${code}\n\`\`\`\`\n\nWho are you?`);
+  const answer = await answered(page);
+  assert.equal(await page.locator('.attachment').count(), 0, 'the file is sent once');
+  await page.reload();
+  await page.locator('.bubble summary', { hasText: 'a.py' }).click();
+  await shows(page, code);
+  await page.click('#chat-menu-button');
+  const [download] = await Promise.all([
+    page.waitForEvent('download'),
+    page.click('#export-markdown'),
+  ]);
+  assert.equal(download.suggestedFilename(), 'Who-are-you-.md');
+  const exported = readFileSync(await download.path(), 'utf8');
+  const begin = `# Who are you?\n\n## Question\n\n${content}\n\n## Answer\n\n`;
+  assert.equal(exported.slice(0, begin.length), begin);
+  assert.ok(exported.slice(begin.length).startsWith(answer.slice(0, 12)), exported);
+  await finish(page);
+});
+
+check('a finger meets no small target', async ({ fast }) => {
+  const page = await open(fast.url, { isPhone: true });
+  const small = where =>
+    page.evaluate(place => {
+      const all = document.querySelectorAll(
+        `${place} :is(button, a, select, summary, input, textarea)`,
+      );
+      return [...all].flatMap(node => {
+        // A box or a choice is as large as its label.
+        const target = node.closest('label') ?? node;
+        if (!node.checkVisibility({ visibilityProperty: true }) || node.closest('.markdown p')) {
+          return [];
+        }
+        const { width, height } = target.getBoundingClientRect();
+        return width < 44 || height < 44
+          ? [`${node.outerHTML.slice(0, 90)}: ${width} x ${height}`]
+          : [];
+      });
+    }, where);
+  await ask(page, 'What is paging?');
+  await answered(page);
+  const code = '```py\n1\n```\n\n$$x$$';
+  await importChat(page, [
+    { role: 'user', content: 'Code?' },
+    { role: 'assistant', content: code },
+  ]);
+  await page.locator('.markdown .code').waitFor();
+  assert.deepEqual(await small('#stage'), []);
+  await page.click('#chat-menu-button');
+  await page.locator('#chat-menu').waitFor();
+  assert.deepEqual(await small('#chat-menu'), []);
+  await page.keyboard.press('Escape');
+  await page.click('#open-settings-2');
+  assert.deepEqual(await small('#settings'), []);
+  await screenshot(page, 'settings-phone');
+  await page.keyboard.press('Escape');
+  await page.click('#open-sidebar');
+  await page.locator('#chats a').first().waitFor();
+  assert.deepEqual(await small('#sidebar'), []);
+  await finish(page);
+});
+
+check('the charts begin with the last minutes of the server', async ({ fast }) => {
+  const before = await open(fast.url);
+  await ask(before, 'Who are you?');
+  await answered(before);
+  await fetch(`${fast.url}/v1/models/none`);
+  const samples = () =>
+    fetch(`${fast.url}/metrics/recent`)
+      .then(response => response.json())
+      .then(({ samples: all }) => all);
+  const has = ({ metrics }) => /status="404"\} [1-9]/.test(metrics);
+  await until('samples tell of the requests', async () => (await samples()).filter(has).length > 1);
+  const page = await open(`${fast.url}/#/server`);
+  const chart = title => page.locator('.chart', { hasText: title });
+  await chart('Tokens a second').locator('path.line').first().waitFor();
+  for (const title of ['Requests a second', 'Errors a second, by status', 'KV pages']) {
+    const drawn = await chart(title).locator('path.line').first().getAttribute('d');
+    assert.ok(drawn.split('L').length > 2, `${title}: ${drawn}`);
+  }
+  // The line of the other statuses of 400 to 499 leaves the ground where the 404 was.
+  const heights = (await chart('Errors').locator('path.s3').getAttribute('d'))
+    .slice(1)
+    .split('L')
+    .map(point => Number(point.split(' ')[1]));
+  assert.ok(Math.max(...heights) - Math.min(...heights) > 10, heights.join());
+  const isCut = await page
+    .locator('.tiles > div')
+    .evaluateAll(tiles => tiles.some(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth));
+  assert.ok(!isCut, 'each figure fits into its tile');
+  await page.locator('.tiles', { hasText: /KV in use\s*\d+ % and \d+ % cached/ }).waitFor();
+  await chart('Errors').scrollIntoViewIfNeeded();
+  await screenshot(page, 'server-begins');
+  await finish(page);
+  await finish(before);
+});
+
+check('only a model that reasons has a thinking budget', async ({ fast }) => {
+  const path = checkpointWith('tests/fixtures/qwen3-group128-untied', '{# <think> #}');
+  const server = await startServer('--model', path);
+  try {
+    for (const [url, expected] of [
+      [server.url, 7],
+      [fast.url, undefined],
+    ]) {
+      const page = await open(url);
+      await page.evaluate(() => {
+        const sampling = { thinking_token_budget: 3, max_tokens: 2 };
+        localStorage.setItem('sterna-settings', JSON.stringify({ sampling }));
+      });
+      await page.reload();
+      await page.locator('#server-state[data-state=ready] .name').waitFor();
+      await page.click('#open-settings-2');
+      const field = page.getByLabel('Thinking budget');
+      if (expected) await field.fill(String(expected));
+      else assert.equal(await field.count(), 0);
+      await page.keyboard.press('Escape');
+      const [request] = await Promise.all([
+        page.waitForRequest('**/v1/chat/completions'),
+        ask(page, 'Who are you?'),
+      ]);
+      assert.equal(request.postDataJSON().thinking_token_budget, expected);
+      assert.equal((await request.response()).status(), 200);
+      await finish(page);
+    }
+  } finally {
+    await server.stop();
+  }
+});
+
+check('a server that embeds texts shows what it is for', async () => {
+  const server = await startServer('--model', 'tests/fixtures/embedding-qwen3');
+  try {
+    for (const look of [{}, { isDark: true, isPhone: true }]) {
+      const page = await open(server.url, look);
+      await shows(page, 'embeds texts');
+      assert.ok(await page.locator('#composer').isHidden());
+      assert.ok(await page.locator('#new-chat').isHidden());
+      await page.getByLabel('Query').fill('the same words');
+      await page.getByLabel('Texts, one in each line').fill('other things\nthe same words\n');
+      await page.getByRole('button', { name: 'Compare' }).click();
+      await page.locator('.result li').nth(1).waitFor();
+      assert.match(await page.locator('.result li').first().innerText(), /1\.000\s*the same words/);
+      await shows(page, /\d+ dimensions · \d+ tokens/);
+      await audit(page, 'embedding');
+      await screenshot(page, `embedding-${look.isPhone ? 'phone-dark' : 'light'}`);
+      await page.getByLabel('Query').fill('');
+      await page.getByRole('button', { name: 'Compare' }).click();
+      await shows(page, 'Enter a query');
+      await finish(page);
+    }
+  } finally {
+    await server.stop();
+  }
+});
+
 check('an export holds the chats, and an import brings them back', async ({ fast }) => {
   const page = await open(fast.url);
   await ask(page, 'What is paging?');
@@ -318,6 +611,7 @@ check('no text makes the page slow to read it', async ({ fast }) => {
   const page = await open(fast.url);
   const slowest = await page.evaluate(async () => {
     const { parseMarkdown } = await import('./page/chat/markdown.js');
+    const { parseTex } = await import('./page/chat/tex.js');
     const { highlight } = await import('./page/chat/highlight.js');
     const units = [
       '*a **b _c __d ~~e ',
@@ -346,12 +640,23 @@ check('no text makes the page slow to read it', async ({ fast }) => {
       '"',
       '/*',
       '-- ',
+      '$',
+      '$$\n',
+      '\\[\n',
+      '\\(',
+      '$a $b',
+      '\\frac',
+      '\\left(',
+      'x^',
+      '{',
+      '&\\\\',
     ];
     const times = units.flatMap(unit => {
       const text = unit.repeat(Math.ceil(30_000 / unit.length));
       return [text, `${text}x`, `x\n${text}`, `# ${text}x`, `\`${text}`].map(variant => {
         const start = performance.now();
         parseMarkdown(variant);
+        parseTex(variant);
         highlight(variant.slice(0, 19_000), 'sql');
         return [performance.now() - start, unit];
       });

@@ -23,9 +23,14 @@ check('an answer grows, and Stop frees its pages', async ({ slow }) => {
     lengths.add((await answer.innerText()).length);
     return lengths.size > 3;
   });
+  const figures = page.locator('.figures');
+  const counts = [/[\d.,]+ tokens\/s/, /\d+ tokens/];
+  for (const part of counts) assert.match(await figures.innerText(), part, 'while it grows');
   assert.ok((await slow.metric('sterna_kv_pages', 'state="private"')) > 0);
   await page.keyboard.press('Escape');
   await shows(page, 'You stopped this answer.');
+  for (const part of counts) assert.match(await figures.innerText(), part, 'when it is stopped');
+  await page.getByRole('button', { name: 'Continue' }).waitFor();
   await until('the pages are free', async () => {
     const running = await slow.metric('vllm:num_requests_running');
     return running === 0 && (await slow.metric('sterna_kv_pages', 'state="private"')) === 0;
@@ -124,6 +129,9 @@ check('a draining server and a lost one say so, and keep what was there', async 
   await shows(running, 'The answer is not complete. The connection ended before the answer did.');
   const text = await running.locator('.markdown').innerText();
   assert.ok(text.length > 3);
+  for (const name of ['Continue', 'Send again']) {
+    await running.getByRole('button', { name }).waitFor();
+  }
   await refused.getByRole('button', { name: 'Send again' }).click();
   await shows(refused, 'Check that it runs, then send the message again.');
   await refused.locator('#banner', { hasText: 'not reachable' }).waitFor();
@@ -166,8 +174,11 @@ check('a used-up rate counts down, and the question is sent again', async ({ ten
   await ask(page, 'Who are you?');
   await answered(page);
   await ask(page, 'What is paging?');
-  await page.locator('.card', { hasText: 'Your rate limit is used up' }).waitFor();
+  const card = page.locator('.card', { hasText: 'Your rate limit is used up' });
+  await card.waitFor();
   await shows(page, /Sends again in [1-3] s\./);
+  const times = (await card.innerText()).match(/\d[\d.]* s/g);
+  assert.equal(times.length, 1, `one time: ${times}`);
   await screenshot(page, 'rate-limit-light');
   await page.locator('.message.assistant .actions').nth(1).waitFor();
   await finish(page);

@@ -2,7 +2,7 @@
 
 import { spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
@@ -111,6 +111,17 @@ class Server {
       .catch(() => {});
     return () => abort.abort();
   }
+}
+
+/** Copies a checkpoint, with more at the end of its chat template. Returns the new path. */
+export function checkpointWith(path, ending) {
+  const copy = mkdtempSync(join(folder, 'checkpoint-'));
+  cpSync(path, copy, { recursive: true });
+  const file = join(copy, 'tokenizer_config.json');
+  const config = JSON.parse(readFileSync(file, 'utf8'));
+  config.chat_template += ending;
+  writeFileSync(file, JSON.stringify(config));
+  return copy;
 }
 
 /** Writes a tenants file and returns its path. `keys` are by the tenants' ids and for `admin`. */

@@ -54,10 +54,38 @@ export async function fetchModels() {
   return (await response.json()).data;
 }
 
+/**
+ * Returns what the model can do: `embeds` texts instead of answering, or `reasons` before it
+ * answers.
+ */
+export async function fetchAbilities() {
+  const [info, props] = await Promise.all(['model_info', 'props'].map(path => send(path)));
+  const { is_generation: answers } = await info.json();
+  const { chat_template: template } = await props.json();
+  // The templates of models that reason name the tags around the reasoning.
+  return { embeds: !answers, reasons: /<\/?think>/.test(template) };
+}
+
+/** Returns the embeddings of `input`, an array of texts, as the API answers. */
+export async function embed(input) {
+  const response = await send('v1/embeddings', {
+    method: 'POST',
+    body: JSON.stringify({ input }),
+    headers: { 'content-type': 'application/json' },
+  });
+  return response.json();
+}
+
 /** Returns the text of the metrics. `key` is the admin's, or the user's own if it is empty. */
 export async function fetchMetrics(key, signal) {
   const response = await send('metrics', { signal, ...(key ? { key } : {}) });
   return response.text();
+}
+
+/** Returns the samples of the server's last minutes. `key` is as for `fetchMetrics`. */
+export async function fetchRecentMetrics(key, signal) {
+  const response = await send('metrics/recent', { signal, ...(key ? { key } : {}) });
+  return (await response.json()).samples;
 }
 
 /** Fails unless the server accepts requests. Needs no key. */

@@ -1,9 +1,10 @@
 // Watches whether the server accepts requests, and which model it serves.
 
-import { checkReady, fetchModels } from './requests.js';
+import { checkReady, fetchAbilities, fetchModels } from './requests.js';
 
 const CALM_MS = 10_000;
 const WORRIED_MS = 2_000;
+const NO_ABILITIES = { embeds: false, reasons: false };
 
 /** Tells listeners of `change` what state the server is in. */
 class ServerState extends EventTarget {
@@ -11,6 +12,8 @@ class ServerState extends EventTarget {
   state = 'unknown';
   /** The models that the key may use, as `/v1/models` lists them. */
   models = [];
+  /** Whether the model embeds texts, and whether it can reason before it answers. */
+  abilities = NO_ABILITIES;
   /** Why the models are unknown, or null. */
   problem = null;
   #timer = 0;
@@ -62,7 +65,9 @@ class ServerState extends EventTarget {
 
   async #fetchModels() {
     try {
-      this.models = await fetchModels();
+      const models = await fetchModels();
+      this.abilities = models.length ? await fetchAbilities() : NO_ABILITIES;
+      this.models = models;
       this.problem = null;
     } catch (error) {
       this.models = [];

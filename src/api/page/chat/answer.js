@@ -28,16 +28,22 @@ export class Answer extends EventTarget {
   model = '';
   usage = null;
   /** The message that keeps the text, once there is some. */
-  message = null;
+  message;
   #body;
+  #before; // The figures of the message that this answer continues.
   #abort = new AbortController();
   #first = null; // When the first token came, and how many tokens came with it.
   #lastAt = 0;
   #wake = () => {};
 
-  constructor(body) {
+  /** Answers `body`. `continued` is the message whose text the answer continues, or null. */
+  constructor(body, continued) {
     super();
     this.#body = body;
+    this.message = continued;
+    this.content = continued?.content ?? '';
+    this.reasoning = continued?.reasoning ?? '';
+    this.#before = continued?.figures ?? {};
   }
 
   /** Runs until the answer has ended, in one way or another. */
@@ -49,8 +55,7 @@ export class Answer extends EventTarget {
       } catch (error) {
         if (this.#abort.signal.aborted) break;
         this.problem = error;
-        const hasText = this.content || this.reasoning;
-        if (hasText || !isPassing(error) || attempt === MOST_ATTEMPTS) break;
+        if (this.#first || !isPassing(error) || attempt === MOST_ATTEMPTS) break;
         await this.#waitToRetry(error.retryAfterMs);
         if (this.#abort.signal.aborted) break;
       }
@@ -70,15 +75,20 @@ export class Answer extends EventTarget {
     this.#wake();
   }
 
-  /** Returns the figures of the answer: times in milliseconds, tokens, tokens per second. */
+  /**
+   * Returns the figures of the answer: times in milliseconds, tokens, tokens per second. The tokens
+   * of a continued answer are all of its tokens.
+   */
   figures() {
-    const figures = {};
+    const figures = { ...this.#before };
     if (this.#first) figures.firstTokenMs = this.#first.at - this.sentAt;
     if (!this.usage) return figures;
     const { prompt_tokens: prompt, completion_tokens: completion } = this.usage;
     const cached = this.usage.prompt_tokens_details?.cached_tokens;
-    Object.assign(figures, { promptTokens: prompt, completionTokens: completion });
-    if (cached !== undefined) figures.cachedTokens = cached;
+    const earlier = this.#before.completionTokens ?? 0;
+    figures.promptTokens = this.#before.promptTokens ?? prompt;
+    figures.completionTokens = earlier + completion;
+    if (cached !== undefined && !earlier) figures.cachedTokens = cached;
     if (!this.#first) return figures;
     const duringMs = this.#lastAt - this.#first.at;
     figures.totalMs = this.#lastAt - this.sentAt;

@@ -4,7 +4,7 @@ import { toast } from '../elements/announce.js';
 import { byId, element } from '../elements/element.js';
 import { sessions } from './sessions.js';
 import { store } from './store.js';
-import { download } from './transfer.js';
+import { download, downloadMarkdown } from './transfer.js';
 
 /** Connects the menu and the title. `openNewChat` shows an empty conversation. */
 export function connectChatMenu({ openNewChat, openChat }) {
@@ -16,6 +16,7 @@ export function connectChatMenu({ openNewChat, openChat }) {
     });
   onClick('rename-chat', rename);
   onClick('export-chat', () => download([sessions.current], sessions.current.title));
+  onClick('export-markdown', () => downloadMarkdown(sessions.current));
   onClick('delete-chat', () => {
     const conversation = sessions.current;
     sessions.answerIn(conversation)?.stop();

@@ -75,8 +75,9 @@ export class ChatView {
   #nodeOf(conversation, message) {
     const all = versions(conversation, message);
     const isEdited = this.#editing === message.id;
-    const { id, end, content } = message;
-    const key = [id, all.length, isEdited, end, content.length].join(' ');
+    const { id, end, content, problem } = message;
+    const isLast = id === conversation.head;
+    const key = [id, all.length, isEdited, isLast, end, content.length, problem].join(' ');
     if (!this.#nodes.has(key)) this.#nodes.set(key, this.#build(conversation, message, all));
     return this.#nodes.get(key);
   }
@@ -96,7 +97,14 @@ export class ChatView {
         this.#actions.toEnd();
       }
     };
-    view.finish(message, all, { regenerate, show: this.#show }, serverState.model?.max_model_len);
+    const resume = () => {
+      if (sessions.answerIn(conversation)) return;
+      sessions.resume(message);
+      this.#actions.toEnd();
+    };
+    const actions = { regenerate, show: this.#show };
+    if (message.id === conversation.head) actions.resume = resume;
+    view.finish(message, all, actions, serverState.model?.max_model_len);
     return view.node;
   }
 
@@ -137,14 +145,13 @@ export class ChatView {
     if (!this.#live) return;
     const { answer, view } = this.#live;
     if (answer.phase === 'ended') return; // `render` shows the end.
+    view.grow(answer.content, answer.reasoning);
     if (answer.phase !== this.#live.phase) {
       this.#live.phase = answer.phase;
       this.#live.status?.remove();
       this.#live.status = this.#statusOf(answer, view);
     }
-    if (answer.phase !== 'streaming') return;
-    view.grow(answer.content, answer.reasoning);
-    view.showFigures(answer.figures());
+    if (answer.phase === 'streaming') view.showFigures(answer.figures());
   }
 
   #statusOf(answer, view) {

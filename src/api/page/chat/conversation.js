@@ -49,23 +49,38 @@ export function versions(conversation, message) {
   return all.filter(other => other.parent === message.parent).sort((a, b) => a.id - b.id);
 }
 
-/** Adds a message below `parent` and makes it the head. */
-export function addMessage(conversation, parent, role, content) {
+/**
+ * Adds a message below `parent` and makes it the head. `files` are `{name, text}`, which the model
+ * reads before `content`.
+ */
+export function addMessage(conversation, parent, role, content, files = []) {
   const message = { id: conversation.next, parent, role, content, created: Date.now() };
+  if (files.length) message.files = files;
   conversation.next += 1;
   conversation.messages[message.id] = message;
   conversation.head = message.id;
   if (role === 'user' && !conversation.hasOwnTitle && parent === null) {
-    conversation.title = titleOf(content);
+    conversation.title = titleOf(content || files[0].name);
   }
   return message;
 }
 
 /** Adds a question. It replaces a last question that has no answer. */
-export function ask(conversation, content) {
+export function ask(conversation, content, files) {
   const last = head(conversation);
   const parent = last?.role === 'user' ? last.parent : (last?.id ?? null);
-  return addMessage(conversation, parent, 'user', content);
+  return addMessage(conversation, parent, 'user', content, files);
+}
+
+/** Returns the text of a message with its files, each as code under its name. */
+export function wholeText({ content, files = [] }) {
+  const blocks = files.map(({ name, text }) => {
+    const runs = text.match(/`+/g) ?? [];
+    const longest = runs.reduce((most, { length }) => Math.max(most, length), 2);
+    const fence = '`'.repeat(longest + 1);
+    return `${name}:\n\n${fence}\n${text.trimEnd()}\n${fence}`;
+  });
+  return [...blocks, ...(content ? [content] : [])].join('\n\n');
 }
 
 /** Shows `version` instead of its siblings, with the newest messages below it. */
@@ -86,11 +101,11 @@ export function removeLeaf(conversation, message) {
   if (conversation.head === message.id) conversation.head = message.parent;
 }
 
-/** Returns the `messages` of a request for an answer to `question`. */
-export function requestMessages(conversation, question) {
-  const messages = path({ ...conversation, head: question.id }).map(({ role, content }) => ({
-    role,
-    content,
+/** Returns the `messages` of a request whose last message is `last`. */
+export function requestMessages(conversation, last) {
+  const messages = path({ ...conversation, head: last.id }).map(message => ({
+    role: message.role,
+    content: wholeText(message),
   }));
   const system = conversation.system.trim();
   return system ? [{ role: 'system', content: system }, ...messages] : messages;

@@ -1,13 +1,14 @@
 // Reads Markdown into blocks and spans. HTML in the text has no meaning here: it is text.
 //
-// Blocks: `heading`, `code`, `quote`, `list`, `table`, `rule` and `paragraph`. Spans: strings, and
-// objects of the types `code`, `strong`, `emphasis`, `both` (strong and emphasis), `deleted`,
-// `link` and `break`.
+// Blocks: `heading`, `code`, `formula`, `quote`, `list`, `table`, `rule` and `paragraph`. Spans:
+// strings, and objects of the types `code`, `formula`, `strong`, `emphasis`, `both` (strong and
+// emphasis), `deleted`, `link` and `break`.
 
 const DEEPEST = 8; // Deeper quotes, lists and emphasis are text.
 const FENCE = /^ {0,3}(?:(`{3,})([^`]*)|(~{3,})(.*))$/;
 const HEADING = /^ {0,3}(#{1,6})(?: (.*))?$/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
+const FORMULA = /^\s*(?:\$\$|\\\[)/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
 
@@ -34,6 +35,8 @@ function parseBlock(lines, at, depth) {
   const line = lines[at];
   const fence = FENCE.exec(line);
   if (fence) return parseCode(lines, at, fence);
+  const formula = FORMULA.test(line) ? parseFormula(lines, at) : null;
+  if (formula) return formula;
   const heading = HEADING.exec(line);
   if (heading) {
     const title = (heading[2] ?? '').trim().replace(/ #+$/, '');
@@ -54,6 +57,24 @@ function parseCode(lines, at, match) {
   while (end < lines.length && !closing.test(lines[end])) end += 1;
   const text = lines.slice(at + 1, end).join('\n');
   return [{ type: 'code', language, text }, Math.min(end + 1, lines.length)];
+}
+
+// Returns a formula that fills its lines, or null. It has no empty line, its end is there, and no
+// other one begins before it, so each line is looked at once.
+function parseFormula(lines, at) {
+  const isBracketed = lines[at].trimStart().startsWith('\\[');
+  const close = isBracketed ? '\\]' : '$$';
+  const own = [lines[at].trimStart().slice(2)];
+  for (let end = at + 1; ; end += 1) {
+    const last = own.at(-1);
+    const found = last.indexOf(close);
+    if (found >= 0) {
+      const text = [...own.slice(0, -1), last.slice(0, found)].join('\n').trim();
+      return text && !last.slice(found + 2).trim() ? [{ type: 'formula', text }, end] : null;
+    }
+    if (!lines[end]?.trim() || (isBracketed && FORMULA.test(lines[end]))) return null;
+    own.push(lines[end]);
+  }
 }
 
 function parseQuote(lines, at, depth) {
@@ -111,7 +132,7 @@ function continuesItem(lines, at, margin) {
 }
 
 function isPlain(line) {
-  return ![FENCE, HEADING, RULE, QUOTE, ITEM].some(start => start.test(line));
+  return ![FENCE, FORMULA, HEADING, RULE, QUOTE, ITEM].some(start => start.test(line));
 }
 
 function parseItem(text, depth) {
@@ -162,14 +183,15 @@ function parseParagraph(lines, at, depth) {
 function interrupts(lines, at, depth) {
   const line = lines[at];
   const nests = depth < DEEPEST && (QUOTE.test(line) || /^ *(?:[-*+]|1[.)]) +\S/.test(line));
-  return nests || FENCE.test(line) || HEADING.test(line) || RULE.test(line) || isTable(lines, at);
+  const isOther = [FENCE, FORMULA, HEADING, RULE].some(start => start.test(line));
+  return nests || isOther || isTable(lines, at);
 }
 
 const ESCAPED = /[!-/:-@[-`{-~]/;
 const LINK =
   /\[([^[\]\n]{1,500})\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+"[^"\n]*")?\s*\)/y;
 const ADDRESS = /https?:\/\/[^\s<>"'`|\\]+[^\s<>"'`|\\.,;:!?)\]}*_~]/y;
-const PLAIN = /[^\\\n`[!h*_~]+|([`*_~])\1*|[^]/y;
+const PLAIN = /[^\\\n`[!h*_~$]+|([`*_~$])\1*|[^]/y;
 const MARKS = [
   ['***', 'both'],
   ['**', 'strong'],
@@ -214,6 +236,10 @@ function parseSpan(text, at, depth, unclosed) {
       return { span: { type: 'break' }, end: at + 1 };
     case '`':
       return parseCodeSpan(text, at, unclosed);
+    case '$':
+      return parseDollars(text, at, unclosed);
+    case '\\':
+      return parseBracketed(text, at, unclosed);
     case '[':
       return parseLink(text, at, depth);
     case '!':
@@ -247,6 +273,35 @@ function parseCodeSpan(text, at, unclosed) {
   const code = text.slice(at + length, end).replaceAll('\n', ' ');
   const isPadded = /^ .*[^ ].* $/.test(code);
   return { span: { type: 'code', text: isPadded ? code.slice(1, -1) : code }, end: end + length };
+}
+
+// `$x$` and `$$x$$`. As in Pandoc, text stands close to the dollars, and no digit follows, so that
+// prices stay text.
+function parseDollars(text, at, unclosed) {
+  const mark = text[at + 1] === '$' ? '$$' : '$';
+  if (unclosed.has(mark)) return null;
+  const start = at + mark.length;
+  if (mark === '$' && !/\S/.test(text[start] ?? ' ')) return null;
+  for (let end = text.indexOf(mark, start); end >= 0; end = text.indexOf(mark, end + 1)) {
+    const isEnd = mark === '$$' || (/[^\s\\]/.test(text[end - 1]) && !/\d/.test(text[end + 1]));
+    if (isEnd) return formulaSpan(text.slice(start, end), end + mark.length);
+  }
+  unclosed.add(mark);
+  return null;
+}
+
+// `\(x\)` and `\[x\]`.
+function parseBracketed(text, at, unclosed) {
+  const close = { '(': '\\)', '[': '\\]' }[text[at + 1]];
+  if (!close || unclosed.has(close)) return null;
+  const end = text.indexOf(close, at + 2);
+  if (end >= 0) return formulaSpan(text.slice(at + 2, end), end + 2);
+  unclosed.add(close);
+  return null;
+}
+
+function formulaSpan(text, end) {
+  return text.trim() ? { span: { type: 'formula', text: text.trim() }, end } : null;
 }
 
 // An image becomes a link, because the page loads nothing from other hosts.

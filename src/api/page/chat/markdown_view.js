@@ -1,9 +1,10 @@
 // Shows Markdown as elements. It builds nodes and never reads text as HTML.
 
 import { copy } from '../elements/announce.js';
-import { element, icon } from '../elements/element.js';
+import { element, icon, mathElement } from '../elements/element.js';
 import { highlight } from './highlight.js';
 import { parseMarkdown } from './markdown.js';
+import { parseTex } from './tex.js';
 
 /** A text that may grow. Blocks that did not change keep their elements, and so a selection. */
 export class MarkdownView {
@@ -28,6 +29,8 @@ function buildBlock(block) {
       return element(`h${Math.min(block.level + 2, 6)}`, {}, buildSpans(block.spans));
     case 'code':
       return buildCode(block);
+    case 'formula':
+      return buildFormula(block);
     case 'quote':
       return element('blockquote', {}, block.blocks.map(buildBlock));
     case 'list':
@@ -49,6 +52,8 @@ function buildSpans(spans) {
         return element('br');
       case 'code':
         return element('code', {}, span.text);
+      case 'formula':
+        return formula(span.text, 'inline');
       case 'link':
         return element(
           'a',
@@ -124,21 +129,30 @@ function buildTable({ alignments, header, rows }) {
   );
 }
 
-function buildCode({ language, text }) {
-  const label = element('span', {}, 'Copy');
-  const onClick = async () => {
-    if (!(await copy(text))) return;
-    label.textContent = 'Copied';
-    setTimeout(() => {
-      label.textContent = 'Copy';
-    }, 1500);
-  };
-  const button = element(
-    'button',
-    { type: 'button', 'aria-label': 'Copy this code', on: { click: onClick } },
-    icon('copy'),
-    label,
+function buildFormula({ text }) {
+  return element(
+    'div',
+    { class: 'formula' },
+    element(
+      'div',
+      { tabindex: 0, role: 'region', 'aria-label': 'Formula' },
+      formula(text, 'block'),
+    ),
+    copyButton(text, 'Copy this formula'),
   );
+}
+
+function formula(text, display) {
+  const build = ([tag, attributes, ...children]) =>
+    mathElement(
+      tag,
+      attributes,
+      ...children.map(child => (typeof child === 'string' ? child : build(child))),
+    );
+  return mathElement('math', { display }, ...parseTex(text).map(build));
+}
+
+function buildCode({ language, text }) {
   const pieces = highlight(text, language).map(({ kind, text: piece }) =>
     kind ? element('span', { class: kind }, piece) : piece,
   );
@@ -150,7 +164,29 @@ function buildCode({ language, text }) {
   return element(
     'div',
     { class: 'code' },
-    element('header', {}, element('span', {}, language || 'text'), button),
+    element(
+      'header',
+      {},
+      element('span', {}, language || 'text'),
+      copyButton(text, 'Copy this code'),
+    ),
     pre,
+  );
+}
+
+function copyButton(text, name) {
+  const label = element('span', {}, 'Copy');
+  const onClick = async () => {
+    if (!(await copy(text))) return;
+    label.textContent = 'Copied';
+    setTimeout(() => {
+      label.textContent = 'Copy';
+    }, 1500);
+  };
+  return element(
+    'button',
+    { type: 'button', 'aria-label': name, on: { click: onClick } },
+    icon('copy'),
+    label,
   );
 }

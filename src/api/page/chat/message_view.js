@@ -2,6 +2,7 @@
 
 import { copy, toast } from '../elements/announce.js';
 import { element, growWithText, icon, iconButton, textButton } from '../elements/element.js';
+import { wholeText } from './conversation.js';
 import { figureList } from './figures.js';
 import { MarkdownView } from './markdown_view.js';
 
@@ -18,16 +19,25 @@ export function userMessage(message, versions, actions) {
   const buttons = element(
     'div',
     { class: 'actions' },
-    iconButton('copy', 'Copy the question', () => copyMessage(message.content)),
+    iconButton('copy', 'Copy the question', () => copyMessage(wholeText(message))),
     iconButton('pencil', 'Edit the question', () => actions.edit(message)),
   );
   return element(
     'article',
     { class: 'message user', 'data-id': message.id },
     element('h2', { class: 'visually-hidden' }, 'You'),
-    element('div', { class: 'bubble' }, message.content),
+    element('div', { class: 'bubble' }, (message.files ?? []).map(attachedFile), message.content),
     buttons,
     versionSwitch(message, versions, actions.show),
+  );
+}
+
+function attachedFile({ name, text }) {
+  return element(
+    'details',
+    { class: 'file' },
+    element('summary', {}, icon('file'), name),
+    element('pre', { tabindex: 0, role: 'region', 'aria-label': name }, text),
   );
 }
 
@@ -63,13 +73,18 @@ export class AnswerView {
     this.#liveFigures = foot;
   }
 
-  /** Shows a whole answer, with its figures and actions. */
+  /**
+   * Shows a whole answer, with its figures and actions. `actions` has `regenerate`, `show` and,
+   * for the last answer of the chat, `resume`.
+   */
   finish(message, versions, actions, context) {
     this.node.dataset.id = message.id;
     this.#liveFigures?.remove();
     this.grow(message.content, message.reasoning);
     const note = endNote(message, context);
     if (note) this.node.append(element('p', { class: 'note' }, note));
+    const buttons = endButtons(message, actions, context);
+    if (buttons.length) this.node.append(element('div', { class: 'buttons' }, buttons));
     this.node.append(
       element(
         'div',
@@ -108,11 +123,30 @@ export class AnswerView {
 function endNote({ end, figures, problem }, context) {
   if (problem) return `The answer is not complete. ${problem}`;
   if (end !== 'length') return END_NOTES[end];
-  const used = (figures?.promptTokens ?? 0) + (figures?.completionTokens ?? 0);
-  if (!context || !used) return END_NOTES.length;
-  return used >= context
+  if (!context || !usedTokens(figures)) return END_NOTES.length;
+  return usedTokens(figures) >= context
     ? 'The answer is cut off: this chat fills the model’s context. Start a new chat.'
     : 'The answer is cut off: it reached the longest answer of the settings.';
+}
+
+// Returns what helps if the last answer of the chat is not complete.
+function endButtons(message, { resume, regenerate }, context) {
+  const { content, end, figures, problem } = message;
+  if (!resume || (end === 'stop' && !problem)) return [];
+  const buttons = [];
+  // Reasoning alone is no text that a model could continue.
+  const isFull = context && usedTokens(figures) >= context;
+  if (content && !isFull && (end in END_NOTES || problem)) {
+    buttons.push(textButton('Continue', () => resume(message), 'primary'));
+  }
+  if (problem || end === 'lost' || end === 'reload') {
+    buttons.push(textButton('Send again', () => regenerate(message)));
+  }
+  return buttons;
+}
+
+function usedTokens(figures) {
+  return (figures?.promptTokens ?? 0) + (figures?.completionTokens ?? 0);
 }
 
 function versionSwitch(message, versions, show) {

@@ -1,6 +1,7 @@
 // The open conversation, and the answers that run in it and in others.
 
 import { serverState } from '../api/server_state.js';
+import { parametersOf } from '../settings/sampling.js';
 import { furtherFields, settings } from '../settings/settings.js';
 import { addMessage, ask, newConversation, requestMessages } from './conversation.js';
 import { Answer } from './answer.js';
@@ -28,20 +29,26 @@ class Sessions extends EventTarget {
   }
 
   /** Sends a question of the open conversation. */
-  send(text) {
-    const question = ask(this.current, text);
+  send(text, files = []) {
+    const question = ask(this.current, text, files);
     this.#answer(this.current, question);
   }
 
   /** Sends another version of a question. */
   edit(message, text) {
-    this.#answer(this.current, addMessage(this.current, message.parent, 'user', text));
+    const { parent, files } = message;
+    this.#answer(this.current, addMessage(this.current, parent, 'user', text, files));
   }
 
   /** Asks for another answer to a question. */
   regenerate(question) {
     this.current.head = question.id;
     this.#answer(this.current, question);
+  }
+
+  /** Lets the model continue the text of an answer. */
+  resume(message) {
+    this.#answer(this.current, this.current.messages[message.parent], message);
   }
 
   /** Returns the running answer to `question`, or null. */
@@ -61,10 +68,10 @@ class Sessions extends EventTarget {
     return found?.[1] ?? null;
   }
 
-  async #answer(conversation, question) {
+  async #answer(conversation, question, continued = null) {
     const key = keyOf(conversation, question);
     this.#problems.delete(key);
-    const answer = new Answer(requestBody(conversation, question));
+    const answer = new Answer(requestBody(conversation, question, continued), continued);
     this.#running.set(key, answer);
     conversation.updated = Date.now();
     store.save(conversation);
@@ -112,9 +119,10 @@ function keepWhileGrowing(conversation, question, answer) {
     });
     if (reasoning) message.reasoning = reasoning;
     if (answer.problem) message.problem = answer.problem.message;
+    else delete message.problem;
   };
   answer.addEventListener('change', () => {
-    const isDue = Date.now() - savedAt >= SAVE_EACH_MS && (answer.content || answer.reasoning);
+    const isDue = Date.now() - savedAt >= SAVE_EACH_MS && answer.phase === 'streaming';
     if (!isDue || !store.all.has(conversation.id)) return;
     savedAt = Date.now();
     keep();
@@ -127,8 +135,10 @@ function keepWhileGrowing(conversation, question, answer) {
   return { finish };
 }
 
-function requestBody(conversation, question) {
-  const body = { ...settings.sampling };
+function requestBody(conversation, question, continued) {
+  const sent = parametersOf(serverState.abilities.reasons).map(({ name }) => name);
+  const values = Object.entries(settings.sampling).filter(([name]) => sent.includes(name));
+  const body = Object.fromEntries(values);
   if (settings.model) body.model = settings.model;
   if (settings.reasoning !== 'default') {
     body.chat_template_kwargs = { enable_thinking: settings.reasoning === 'on' };
@@ -136,7 +146,8 @@ function requestBody(conversation, question) {
   return {
     ...body,
     ...furtherFields(settings.further),
-    messages: requestMessages(conversation, question),
+    messages: requestMessages(conversation, continued ?? question),
+    ...(continued ? { continue_final_message: true } : {}),
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };

@@ -9,6 +9,8 @@ import { gauge, parseMetrics } from '../server/metrics.js';
 
 const ASK_LOAD_AFTER_MS = 400;
 const ASK_LOAD_EACH_MS = 1000;
+/** What the server says about the time of the next attempt. */
+const WHEN = / Retry (?:in [\d.]+ seconds|later)\.$/;
 
 /** Shows that a request waits, for how long, and what the server does meanwhile. */
 export class Progress {
@@ -76,13 +78,14 @@ export class Progress {
 
 /** Returns the card of a refused request that the page sends again. Call `tick` to count down. */
 export function countdownCard(answer, onStop) {
-  const { title, detail } = explain(answer.problem, false);
+  const { title, detail: all } = explain(answer.problem, false);
+  const detail = all.replace(WHEN, ''); // The countdown says when.
   const countdown = element('p', { class: 'countdown' });
   const node = element(
     'div',
     { class: 'card wait' },
     element('strong', {}, title),
-    element('p', {}, detail),
+    detail ? element('p', {}, detail) : null,
     countdown,
     element(
       'div',

@@ -1,15 +1,34 @@
 // Export to a file and import from one.
 
-import { addMessage, newConversation } from './conversation.js';
+import { addMessage, newConversation, path, wholeText } from './conversation.js';
 
 const FORMAT = 'sterna-chats';
 
 /** Offers the conversations as a file. */
 export function download(conversations, name) {
   const text = JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1);
+  offer(text, 'application/json', name, 'json');
+}
+
+/** Offers what the reader sees of a conversation as Markdown. */
+export function downloadMarkdown(conversation) {
+  const parts = [`# ${conversation.title}`];
+  const system = conversation.system.trim();
+  if (system) parts.push('## System prompt', system);
+  for (const message of path(conversation)) {
+    parts.push(message.role === 'user' ? '## Question' : '## Answer');
+    if (message.reasoning) {
+      parts.push(message.reasoning.trim().replace(/^/gm, '> '));
+    }
+    parts.push(wholeText(message).trim());
+  }
+  offer(`${parts.join('\n\n')}\n`, 'text/markdown', conversation.title, 'md');
+}
+
+function offer(text, type, name, ending) {
   const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([text], { type: 'application/json' }));
-  link.download = `${name.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 60) || 'chat'}.json`;
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = `${name.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 60) || 'chat'}.${ending}`;
   link.click();
   URL.revokeObjectURL(link.href);
 }
@@ -68,9 +87,13 @@ function readConversation(data, index) {
   return conversation;
 }
 
-function readMessage({ id, parent, role, content, reasoning, created, end, figures, model }) {
+function readMessage({ id, parent, role, content, files, created, ...answer }) {
+  const { reasoning, end, figures, model } = answer;
   const text = value => (typeof value === 'string' ? value : '');
   const message = { id, parent, role, content: text(content), created: Number(created) || 0 };
+  if (Array.isArray(files)) {
+    message.files = files.map(file => ({ name: text(file?.name), text: text(file?.text) }));
+  }
   if (reasoning) message.reasoning = text(reasoning);
   if (end) message.end = text(end);
   if (model) message.model = text(model);

@@ -1,6 +1,7 @@
 // Builds elements. A string always becomes a text node, so no text is ever read as HTML.
 
 const SVG = 'http://www.w3.org/2000/svg';
+const MATH = 'http://www.w3.org/1998/Math/MathML';
 
 /** Returns an element. `on` holds listeners; null, undefined and false leave an attribute out. */
 export function element(tag, attributes = {}, ...children) {
@@ -10,6 +11,11 @@ export function element(tag, attributes = {}, ...children) {
 /** Returns an element of a drawing. */
 export function svgElement(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** Returns an element of a formula. */
+export function mathElement(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(MATH, tag), attributes, children);
 }
 
 function fill(node, { on = {}, ...attributes }, children) {
@@ -36,6 +42,8 @@ const OUTLINES = {
   copy: 'M9 9h10v10H9zM5 15V5h10',
   down: 'M12 5v14M6 13l6 6 6-6',
   download: 'M12 4v11M7 10.5l5 5 5-5M5 20h14',
+  clip: 'M8 12.5l6-6a3 3 0 0 1 4.2 4.2l-8 8a4.6 4.6 0 0 1-6.5-6.5L12 4',
+  file: 'M7 4h7l4 4v12H7zM14 4v4h4M10 13h5M10 16.5h5',
   menu: 'M4 7h16M4 12h16M4 17h16',
   more: 'M6 12h.01M12 12h.01M18 12h.01',
   next: 'M10 7l5 5-5 5',

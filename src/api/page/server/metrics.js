@@ -20,13 +20,15 @@ export function parseMetrics(text) {
   return series;
 }
 
+// `wanted` has values of labels, or is a function that chooses among the labels.
 function having(series, name, wanted) {
   const all = series.get(name) ?? [];
+  if (typeof wanted === 'function') return all.filter(({ labels }) => wanted(labels));
   const keys = Object.keys(wanted);
   return all.filter(({ labels }) => keys.every(key => labels[key] === wanted[key]));
 }
 
-/** Returns the sum of the series of `name` that have these labels. */
+/** Returns the sum of the series of `name` that have these labels, or whose labels fit. */
 export function gauge(series, name, labels = {}) {
   return having(series, name, labels).reduce((sum, { value }) => sum + value, 0);
 }

@@ -1,11 +1,11 @@
 // The view of the live server: its figures, its charts and its tenants.
 
-import { fetchMetrics } from '../api/requests.js';
+import { fetchMetrics, fetchRecentMetrics } from '../api/requests.js';
 import { byId, element } from '../elements/element.js';
 import { count, duration, rate } from '../elements/numbers.js';
 import { adminKey, setAdminKey } from '../settings/settings.js';
 import { Chart, sparkline } from './chart.js';
-import { History, WINDOW_MS } from './history.js';
+import { ERRORS, History, WINDOW_MS } from './history.js';
 import { parseMetrics } from './metrics.js';
 
 const EACH_MS = 2000;
@@ -41,7 +41,7 @@ function makeCharts() {
       ],
     },
     {
-      title: 'Requests',
+      title: 'Requests at once',
       format: count,
       axis: shorten,
       isFilled: true,
@@ -74,10 +74,17 @@ function makeCharts() {
       ],
     },
     {
-      title: 'Refusals a second',
+      title: 'Requests a second',
       format: rate,
       axis: shorten,
-      series: [{ label: 'refused', colour: 3, value: point => point.refused }],
+      isFilled: true,
+      series: [{ label: 'ended', value: point => point.ended }],
+    },
+    {
+      title: 'Errors a second, by status',
+      format: rate,
+      axis: shorten,
+      series: Object.keys(ERRORS).map(label => ({ label, value: point => point.errors[label] })),
     },
   ];
   return charts.map(options => new Chart(options));
@@ -93,7 +100,7 @@ function secondsOfAxis(value) {
 /** Shows the live server in `#server-view`. It asks for metrics only while it is shown. */
 export class ServerView {
   #place = byId('server-view');
-  #history = new History();
+  #history = null; // Null until the server's last minutes are there.
   #charts = [];
   #parts = null; // The elements that change, once the metrics can be read.
   #timer = 0;
@@ -103,6 +110,7 @@ export class ServerView {
   show() {
     if (this.#isShown) return;
     this.#isShown = true;
+    this.#history = null;
     this.#look();
   }
 
@@ -115,8 +123,9 @@ export class ServerView {
   async #look() {
     clearTimeout(this.#timer);
     try {
-      if (!document.hidden)
-        this.#take(await fetchMetrics(adminKey(), AbortSignal.timeout(EACH_MS * 4)));
+      // A hidden page asks nothing. What it misses comes from the server's last minutes.
+      if (document.hidden) this.#history = null;
+      else await this.#ask();
     } catch (error) {
       this.#fail(error);
       if (error.status === 401 || error.status === 403) return;
@@ -124,8 +133,18 @@ export class ServerView {
     if (this.#isShown) this.#timer = setTimeout(() => this.#look(), EACH_MS);
   }
 
+  async #ask() {
+    const signal = AbortSignal.timeout(EACH_MS * 4);
+    if (!this.#history) {
+      const recent = await fetchRecentMetrics(adminKey(), signal);
+      this.#history = new History();
+      this.#history.addRecent(performance.now(), recent);
+    }
+    this.#take(await fetchMetrics(adminKey(), signal));
+  }
+
   #take(text) {
-    if (!this.#isShown) return;
+    if (!this.#isShown || !this.#history) return;
     const series = parseMetrics(text);
     this.#history.add(performance.now(), series);
     if (!this.#parts) this.#build();
@@ -204,13 +223,14 @@ export class ServerView {
   #showTiles(point) {
     const { pages } = point;
     const all = Object.values(pages).reduce((sum, value) => sum + value, 0);
+    const cached = all ? pages.tree_cached / all : 0;
     const or = (value, write) => (value === null ? '–' : write(value));
     const tiles = [
       ['Running', count(point.running), ''],
       ['Waiting', count(point.waiting), ''],
       ['Generated', or(point.generated, rate), ' tokens/s'],
       ['First token p95', percentileText(point.firstToken.p95), ''],
-      ['KV in use', share(point.kvUsage), ` of ${shorten(all)} pages`],
+      ['KV in use', share(point.kvUsage), ` and ${share(cached)} cached`],
       ['Prefix cache hits', or(point.hitShare, share), ''],
     ];
     this.#parts.tiles.replaceChildren(

@@ -2,7 +2,8 @@
 
 /**
  * A value that the user leaves empty is not sent, and the server's `default` applies. The page
- * begins with `start`. A parameter with `slider` has a slider beside its field.
+ * begins with `start`. A parameter with `slider` has a slider beside its field. One with
+ * `ofReasoning` is for models that reason.
  */
 export const SAMPLING = [
   {
@@ -59,6 +60,16 @@ export const SAMPLING = [
       'context.',
   },
   {
+    name: 'thinking_token_budget',
+    label: 'Thinking budget',
+    min: 0,
+    max: 1_000_000,
+    step: 1,
+    default: 'no limit',
+    ofReasoning: true,
+    help: 'The reasoning ends after this many tokens, and the answer begins.',
+  },
+  {
     name: 'repetition_penalty',
     label: 'Repetition penalty',
     min: 0.5,
@@ -95,6 +106,11 @@ export const SAMPLING = [
     help: 'With a seed, the same chat and the same values always give the same answer.',
   },
 ];
+
+/** Returns the parameters of a model that reasons, or of one that does not. */
+export function parametersOf(reasons) {
+  return SAMPLING.filter(({ ofReasoning }) => reasons || !ofReasoning);
+}
 
 /** Returns the values with which the page starts. */
 export function startingValues() {

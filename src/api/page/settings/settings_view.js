@@ -7,7 +7,7 @@ import { download, readConversations } from '../chat/transfer.js';
 import { toast } from '../elements/announce.js';
 import { byId, element, iconButton, textButton } from '../elements/element.js';
 import { DECODING, otherWay, ownName, ownNames } from './decoding.js';
-import { SAMPLING, startingValues, validValues } from './sampling.js';
+import { parametersOf, startingValues, validValues } from './sampling.js';
 import { REASONING, apiKey, change, furtherFields, setApiKey, settings } from './settings.js';
 
 const SHORTCUTS = [
@@ -22,6 +22,7 @@ const SHORTCUTS = [
 /** Opens the settings. `place` is the field to show first: `key`, `system` or nothing. */
 export function openSettings(place = null) {
   const dialog = byId('settings');
+  const { embeds } = serverState.abilities;
   dialog.replaceChildren(
     element(
       'header',
@@ -33,11 +34,9 @@ export function openSettings(place = null) {
       'div',
       { class: 'groups' },
       serverGroup(),
-      systemGroup(),
-      samplingGroup(),
+      ...(embeds ? [] : [systemGroup(), samplingGroup()]),
       appearanceGroup(),
-      chatsGroup(),
-      shortcutsGroup(),
+      ...(embeds ? [] : [chatsGroup(), shortcutsGroup()]),
     ),
   );
   dialog.onclick = event => {
@@ -180,8 +179,10 @@ function systemGroup() {
 
 function samplingGroup() {
   const fields = element('div');
-  const show = () =>
-    fields.replaceChildren(...SAMPLING.map(samplingField), reasoningField(), furtherField());
+  const show = () => {
+    const parameters = parametersOf(serverState.abilities.reasons);
+    fields.replaceChildren(...parameters.map(samplingField), reasoningField(), furtherField());
+  };
   const reset = textButton('Reset', () => {
     change({ sampling: startingValues(), reasoning: 'default', further: '' });
     show();
