@@ -11,6 +11,17 @@ use chrono::{DateTime, SecondsFormat};
 use serde::Serialize;
 use serde_json::Value;
 
+/// What a server tells beside its settings: its state, and what the report says already.
+const KNOWN: [&str; 7] = [
+    "engine",
+    "model_name",
+    "model_path",
+    "served_model_name",
+    "status",
+    "tokenizer_path",
+    "version",
+];
+
 /// The circumstances of a run.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RunFacts {
@@ -83,8 +94,8 @@ impl ServerAnswers {
         let lines = self.metrics.iter().flat_map(|text| text.lines());
         let labels = lines.filter_map(info_labels).flatten();
         let mut settings: BTreeMap<String, String> = labels.chain(told).collect();
-        for other in ["engine", "model_name", "status", "version"] {
-            settings.remove(other);
+        for known in KNOWN {
+            settings.remove(known);
         }
         settings
     }

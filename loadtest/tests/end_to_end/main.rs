@@ -101,7 +101,7 @@ fn a_report_says_what_was_measured() {
     };
     assert_eq!(line("model"), "canned");
     assert_eq!(line("server version"), "7.1");
-    assert_eq!(line("server's page_size"), "16");
+    assert_eq!(line("  page_size"), "16");
     let workload = "prompts of 64 tokens ± 50 %, answers of 3 tokens, 2 turns";
     assert_eq!(line("workload"), workload);
     assert!(line("command").starts_with("sterna-loadtest --requests 2 --max-tokens 3"));

@@ -114,11 +114,7 @@ impl SweepReport {
             return String::new();
         };
         let rate = again.report.total.output_tokens_per_second;
-        let missed = if again.is_met {
-            ""
-        } else {
-            ", which misses the objective"
-        };
+        let missed = if again.is_met { "" } else { ", missed" };
         format!(" (again: {rate:.1}{missed})")
     }
 }

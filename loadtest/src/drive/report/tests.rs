@@ -213,7 +213,7 @@ fn a_sweep_shows_the_repetitions_beside_the_search() {
         text.contains("\n8 clients again ") && text.contains("\n9 clients again "),
         "{text}"
     );
-    let result = "8 clients, 3.0 output tokens/s (again: 3.0, which misses the objective)\n";
+    let result = "8 clients, 3.0 output tokens/s (again: 3.0, missed)\n";
     assert!(text.contains(result), "{text}");
     assert!(text.contains("\nworkload                  w\n"), "{text}");
 }

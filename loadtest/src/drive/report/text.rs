@@ -35,8 +35,11 @@ pub(super) fn fmt_facts(f: &mut fmt::Formatter<'_>, facts: &RunFacts) -> fmt::Re
     for (name, value) in facts.rows() {
         writeln!(f, "{name:<26}{value}")?;
     }
+    if !facts.server_settings.is_empty() {
+        writeln!(f, "server's settings")?;
+    }
     for (name, value) in &facts.server_settings {
-        writeln!(f, "server's {name:<16} {value}")?;
+        writeln!(f, "  {name:<24}{value}")?;
     }
     Ok(())
 }
