@@ -175,18 +175,18 @@ function buildCode({ language, text }) {
 }
 
 function copyButton(text, name) {
-  const label = element('span', {}, 'Copy');
+  const label = element('span');
+  // The name has the visible text, so that who speaks to the browser can say what they see.
+  const show = (visible, full) => {
+    label.textContent = visible;
+    button.setAttribute('aria-label', full);
+  };
   const onClick = async () => {
     if (!(await copy(text))) return;
-    label.textContent = 'Copied';
-    setTimeout(() => {
-      label.textContent = 'Copy';
-    }, 1500);
+    show('Copied', 'Copied');
+    setTimeout(() => show('Copy', name), 1500);
   };
-  return element(
-    'button',
-    { type: 'button', 'aria-label': name, on: { click: onClick } },
-    icon('copy'),
-    label,
-  );
+  const button = element('button', { type: 'button', on: { click: onClick } }, icon('copy'), label);
+  show('Copy', name);
+  return button;
 }
