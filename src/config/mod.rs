@@ -5,6 +5,7 @@
 //! (`src/hub/settings.rs`).
 
 mod healthcheck;
+mod help;
 mod kv_events;
 mod memory;
 mod settings;
@@ -20,6 +21,7 @@ use crate::cores;
 use memory::parse_size;
 
 pub use healthcheck::HealthcheckConfig;
+pub use help::similar_command;
 pub use kv_events::KvEventFlags;
 pub use memory::usable_memory;
 
@@ -218,11 +220,12 @@ pub struct ModelFlags {
     /// The model, as with --model.
     #[arg(value_name = "MODEL")]
     pub positional: Option<PathBuf>,
-    /// The model: the directory of a Hugging Face checkpoint (config.json, tokenizer.json,
-    /// *.safetensors), a GGUF file, a .bin file of sgl-kernel with the files of its tokenizer
-    /// beside it, or a directory with one such file. A name on the Hugging Face Hub, OWNER/NAME,
-    /// is downloaded into the cache if no such path exists. OWNER/NAME:CHOICE names one of several
-    /// GGUF files, or a quantisation such as Q2_0. If omitted, the embedded demo model is served.
+    /// The model: a directory, a file, or OWNER/NAME on the Hugging Face Hub. A directory is a
+    /// Hugging Face checkpoint (config.json, tokenizer.json, *.safetensors), or has one file of the
+    /// other kinds: a GGUF file, or a .bin file of sgl-kernel with the files of its tokenizer
+    /// beside it. OWNER/NAME is downloaded into the cache if no such path exists.
+    /// OWNER/NAME:CHOICE names one of several GGUF files, or a quantisation such as Q2_0. If
+    /// omitted, the embedded demo model is served.
     #[arg(long = "model", value_name = "MODEL")]
     pub path: Option<PathBuf>,
     /// Download nothing: a model that is given by its name must be in the cache. HF_HUB_OFFLINE=1

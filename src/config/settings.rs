@@ -11,6 +11,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Error, FromArgMatches};
 use toml::{Table, Value};
 
+use super::help::with_help;
 use super::{Cli, ModelFlags};
 
 /// The name of the command whose flags have other sources than the command line.
@@ -94,8 +95,8 @@ fn command(settings: &[Setting]) -> Command {
             None => arg,
         }
     };
-    let command = Cli::command().mut_args(with_sources);
-    command.mut_subcommand(SERVE, |serve| serve.mut_args(with_sources))
+    let command = with_help(Cli::command().mut_args(with_sources));
+    command.mut_subcommand(SERVE, |serve| with_help(serve.mut_args(with_sources)))
 }
 
 /// Returns the flags of `serve`, with its name or without.
@@ -121,7 +122,7 @@ fn settings(file: &Path) -> Result<Vec<Setting>, String> {
         let mut flags = command.get_arguments();
         let flag = flags.find(|arg| is_named(arg) && arg.get_id() != "config");
         let flag = flag.ok_or_else(|| {
-            format!("the key '{key}' is no flag of serve; see sterna serve --help for their names")
+            format!("the key '{key}' is no flag of serve; see sterna --help-all for their names")
         })?;
         let long = flag.get_long().expect("it was found by this name");
         if settings.iter().any(|setting| setting.flag == long) {
@@ -212,7 +213,7 @@ fn check_model(matches: &ArgMatches) -> Result<(), Error> {
 mod tests {
     use std::path::PathBuf;
 
-    use super::Cli;
+    use super::{Cli, CommandFactory};
     use crate::config::ServeConfig;
 
     /// A settings file that is removed at the end of a test.
@@ -241,6 +242,27 @@ mod tests {
             None => cli.serve,
             other => panic!("{other:?}"),
         })
+    }
+
+    #[test]
+    fn help_fits_a_screen_and_help_all_has_every_flag() {
+        for flags in [&["--help"][..], &["-h"], &["serve", "--help"]] {
+            let help = read(flags).unwrap_err();
+            let longest = help.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(help.lines().count() <= 40 && longest <= 130, "{help}");
+            assert!(help.contains("--port <PORT>") && help.contains("--help-all"));
+            assert!(!help.contains("--idle-seconds"), "{help}");
+        }
+        for flags in [&["--help-all"][..], &["serve", "--help-all"]] {
+            let help = read(flags).unwrap_err();
+            for flag in Cli::command()
+                .get_arguments()
+                .filter_map(|arg| arg.get_long())
+            {
+                assert!(help.contains(&format!("--{flag}")), "{flag}");
+            }
+            assert!(help.contains("[env: STERNA_IDLE_SECONDS]"), "{help}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::config::ModelFlags;
+use crate::config::{ModelFlags, similar_command};
 use crate::hub::{self, HubSettings, ModelName};
 
 const DEMO_NAME: &str = "sterna-demo";
@@ -45,8 +45,13 @@ impl FoundModel {
 fn name_of(path: &Path) -> Result<Option<String>, String> {
     let path = path.canonicalize().map_err(|error| {
         let shown = path.display();
-        match error.kind() {
-            ErrorKind::NotFound => format!(
+        let similar = path.to_str().and_then(similar_command);
+        match (error.kind(), similar) {
+            (ErrorKind::NotFound, Some(command)) => format!(
+                "{shown}: there is no such file or directory, and no such command. Did you mean \
+                 sterna {command}?"
+            ),
+            (ErrorKind::NotFound, None) => format!(
                 "{shown}: there is no such file or directory. Give the path of a model, its name \
                  on the Hugging Face Hub (OWNER/NAME), or one of the commands that sterna --help \
                  lists"

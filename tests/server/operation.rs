@@ -218,6 +218,12 @@ fn unusable_flags_are_named_and_exit_with_2() {
             "some-owner/some-model: it was not downloaded yet",
         ),
         (vec!["./some-owner/some-model"], "no such file"),
+        (vec!["serv"], "Did you mean sterna serve?"),
+        (vec!["convrt"], "Did you mean sterna convert?"),
+        (
+            vec!["nothing"],
+            "or one of the commands that sterna --help lists",
+        ),
         (vec!["--config", missing], missing),
         (vec!["--kv-events", "127.0.0.1:0"], "--kv-events-of all"),
         (
