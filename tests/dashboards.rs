@@ -179,6 +179,33 @@ fn panels_have_descriptions_and_data_sources_and_do_not_overlap() {
 }
 
 #[test]
+fn every_picture_has_the_panels_of_its_dashboard() {
+    for (name, dashboard) in dashboards() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards");
+        let picture = fs::read_to_string(path.join(name.replace(".json", ".svg"))).unwrap();
+        let texts: BTreeSet<&str> = picture
+            .split("class=\"title\"")
+            .skip(1)
+            .map(|rest| rest.split(['>', '<']).nth(1).unwrap())
+            .collect();
+        for panel in dashboard["panels"].as_array().unwrap() {
+            let title = panel["title"].as_str().unwrap();
+            let heading = format!("▾ {title}");
+            assert!(
+                texts.contains(title) || texts.contains(&*heading),
+                "the picture of {name} has no {title}: draw it again with \
+                 tests/clients/prometheus/run.sh --pictures"
+            );
+        }
+        assert_eq!(
+            texts.len(),
+            dashboard["panels"].as_array().unwrap().len(),
+            "{name}"
+        );
+    }
+}
+
+#[test]
 fn every_dashboard_links_to_the_others() {
     let dashboards = dashboards();
     assert_eq!(dashboards.len(), 3);
@@ -479,7 +506,9 @@ fn fill_in(promql: &str) -> String {
     let filled = promql
         .replace("$__rate_interval", "1m")
         .replace("$model_name", ".*")
-        .replace("$instance", ".*");
+        .replace("$instance", ".*")
+        .replace("$tenant", ".*")
+        .replace("$top", "10");
     assert!(!filled.contains('$'), "an unknown variable in {promql}");
     filled
 }

@@ -33,12 +33,13 @@ const AGGREGATIONS: [&str; 5] = ["avg", "count", "max", "min", "sum"];
 const RANGE_FUNCTIONS: [&str; 5] = ["deriv", "increase", "irate", "min_over_time", "rate"];
 
 /// The other functions, and how many arguments they have.
-const FUNCTIONS: [(&str, usize); 6] = [
+const FUNCTIONS: [(&str, usize); 7] = [
     ("absent", 1),
     ("clamp_min", 2),
     ("histogram_quantile", 2),
     ("scalar", 1),
     ("time", 0),
+    ("topk", 2),
     ("vector", 1),
 ];
 

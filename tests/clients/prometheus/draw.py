@@ -20,6 +20,7 @@ text { font: 11px sans-serif; fill: #a5a6ab }
 .title { font-weight: bold; fill: #d8d9da; font-size: 13px }
 .heading { font-weight: bold; fill: #ffffff; font-size: 18px }
 .value { fill: #d8d9da; font-size: 15px }
+.figure { fill: #8ab8ff; font-size: 30px }
 .panel { fill: #181b1f; stroke: #2c3235 }
 .grid { stroke: #2a2d33 }
 .limit { stroke: #f2495c; stroke-dasharray: 6 4; stroke-width: 1.5 }
@@ -242,9 +243,25 @@ def heatmap(panel, series, w, h, start, end):
     return parts
 
 
-def stat(_panel, series, w, h, _start, _end):
-    names = html.escape(", ".join(name for name, _, _ in series))
-    return [f'<text class="value" x="10" y="{h / 2 + 20:.0f}">{names}</text>']
+def stat(panel, series, w, h, start, end):
+    if panel["options"]["textMode"] == "name":
+        names = html.escape(", ".join(name for name, _, _ in series))
+        return [f'<text class="value" x="10" y="{h / 2 + 20:.0f}">{names}</text>']
+    points = [point for _, _, points in series for point in points]
+    if not points:
+        return [nothing(w, h)]
+    top = max(max(value for _, value in points), 1e-9)
+    places = [
+        f"{w * (at - start) / (end - start):.0f} {h - 34 * value / top:.1f}"
+        for at, value in bends(points)
+    ]
+    first, last = places[0].split()[0], places[-1].split()[0]
+    area = f"M{'L'.join(places)}L{last} {h}L{first} {h}Z"
+    value = unit_text(points[-1][1], panel["fieldConfig"]["defaults"]["unit"])
+    return [
+        f'<path fill="{COLOURS[2]}" fill-opacity="0.25" d="{area}"/>',
+        f'<text class="figure" x="10" y="{h / 2 + 18:.0f}">{value}</text>',
+    ]
 
 
 def nothing(w, h):

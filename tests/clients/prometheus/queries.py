@@ -33,7 +33,13 @@ TENANTS = {
 }
 SECONDS = 60  # until the last query must have data
 PICTURE_SECONDS = 180
-VARIABLES = {"$__rate_interval": "30s", "$model_name": ".*", "$instance": ".*"}
+VARIABLES = {
+    "$__rate_interval": "30s",
+    "$model_name": ".*",
+    "$instance": ".*",
+    "$tenant": ".*",
+    "$top": "10",
+}
 
 started = []
 
