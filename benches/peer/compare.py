@@ -68,7 +68,7 @@ OWN_FILES_NOTE = (
     "llama.cpp's graph of this architecture has SiLU where the model squares a ReLU, and its "
     "lm_head is Q6_K."
 )
-SAME_WEIGHTS_NOTE = "Sterna loaded the Q2_0 file. All files have the same weights."
+SAME_WEIGHTS_NOTE = "Sterna loaded the {type} file. All files have the same weights."
 
 
 class NoResult(Exception):
@@ -96,7 +96,7 @@ def main():
         sys.exit(1)
     report = {
         "machine": machine(args),
-        "same_weights": has_same_weights(args),
+        "shared_type": shared_type(args),
         "bandwidth_gb_per_s": bandwidths,
         "versions": {engine["name"]: engine["version"] for engine in engines},
         "commands": {
@@ -208,9 +208,10 @@ def llama(args, path):
     }
 
 
-def has_same_weights(args):
-    """Returns whether the files of all engines have the same weights: if Sterna's is GGUF too."""
-    return Path(args.model).suffix == ".gguf"
+def shared_type(args):
+    """Returns the type of the file that Sterna loads too, so that all have the same weights."""
+    model = Path(args.model)
+    return model.stem.upper() if model.suffix == ".gguf" else None
 
 
 class Server:
@@ -463,7 +464,8 @@ def table(report):
             ratio = "" if engine == names[0] else f" ×{middles[0] / middle:.2f}"
             cells.append(f"{text} ({min(values):.{digits}f}–{max(values):.{digits}f}){ratio}")
         lines.append(f"| {label.format(**info)} | {' | '.join(cells)} |")
-    lines += ["", NOTE, SAME_WEIGHTS_NOTE if report["same_weights"] else OWN_FILES_NOTE]
+    shared = report["shared_type"]
+    lines += ["", NOTE, SAME_WEIGHTS_NOTE.format(type=shared) if shared else OWN_FILES_NOTE]
     return "\n".join(lines)
 
 

@@ -13,14 +13,15 @@
 #    checkpoint, and as TQ2_0 and Q4_0 GGUF files for llama.cpp (write_gguf.py). A shape of Bonsai:
 #    as one Q2_0 GGUF file (groups of 64), which both servers load. The shape of Bonsai 2 2B, which
 #    has recurrent layers: as a Q2_0 file, which both servers load, and as a Q4_0 file of the same
-#    weights for llama.cpp (write_gguf.py).
+#    weights for llama.cpp (write_gguf.py). The shape of maple-preview, a mixture of experts: as one
+#    TQ2_0 file, which both servers load.
 # 4. It measures prefill, one stream and 16 streams through each server (compare.py), and 4 streams
 #    of Bonsai 2 2B.
 # 5. It prints a Markdown table.
 #
 # Flags:
 #
-#   --shape NAME     2b-4t (the default), bonsai-1.7b, bonsai-8b or bonsai-2-2b
+#   --shape NAME     2b-4t (the default), bonsai-1.7b, bonsai-8b, bonsai-2-2b or maple
 #   --types LIST     types of llama.cpp's files, separated by commas; all of the shape if omitted
 #   --env DIR        keep environment, build and GGUF files in DIR for the next run (4 GB)
 #   --json FILE      write all figures to FILE
@@ -33,7 +34,7 @@
 # Without --env and --keep the script leaves no file and no process behind.
 #
 # Requirements: `cargo build --release --workspace`, gcc and g++, Python 3.9 or later, 8 GB of
-# memory and 8 GB of disk (bonsai-8b: 12 and 24 GB). The first run compiles for at least 10 minutes.
+# memory and 8 GB of disk (bonsai-8b: 12 and 24 GB; maple: 16 and 50 GB). The first run compiles for at least 10 minutes.
 # A run takes about as long again.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -75,6 +76,7 @@ case "$shape" in
 2b-4t) all_types=tq2_0,q4_0 clients=(16) ;;
 bonsai-1.7b | bonsai-8b) all_types=q2_0 clients=(16) ;;
 bonsai-2-2b) all_types=q2_0,q4_0 clients=(4 16) ;;
+maple) all_types=tq2_0 clients=(4 16) ;;
 *) fail "unknown shape $shape; --help lists the shapes" ;;
 esac
 IFS=, read -ra types <<<"${types:-$all_types}"
@@ -189,10 +191,11 @@ write_equal_files() {
     rm -r "$work/floats"
 }
 
-# Writes the file of a Bonsai shape. The floats that it is made of are removed.
+# Writes the only file of a shape. The floats that it is made of are removed.
 write_shared_file() {
+    local type="${all_types[0]}"
     "$bin/sterna" synthesize --shape "$shape" "$work/floats"
-    "$bin/sterna" convert "$work/floats" "$files/q2_0.gguf" --layout q2_0 --force
+    "$bin/sterna" convert "$work/floats" "$files/$type.gguf" --layout "$type" --force
     rm -r "$work/floats"
 }
 
@@ -223,7 +226,7 @@ bonsai-2-2b)
     run remember "files-$shape" "$files_key" write_equal_files
     ;;
 *)
-    model="$files/q2_0.gguf"
+    model="$files/${all_types[0]}.gguf"
     run remember "files-$shape" "$("$bin/sterna" --version)" write_shared_file
     ;;
 esac

@@ -58,6 +58,10 @@ use crate::dense::f32_from_f16;
 use crate::groups::{GroupSize, PartialGroup, RecordShape};
 use crate::huge::HugeSlice;
 use crate::packing::{FIVE_TRIT_COLUMNS, Packing, TWO_BIT_COLUMNS, pack_row};
+use crate::prefetch::prefetch;
+
+/// How much of a panel [`TernaryMatrix::prefetch_panel`] prefetches: 2 KiB.
+const PREFETCHED_BLOCKS: usize = 32;
 
 /// The largest number of columns. Up to it, sums of 64 · code · activation, the largest that a
 /// kernel forms, fit an `i32`.
@@ -330,6 +334,13 @@ impl TernaryMatrix {
     #[inline]
     pub(crate) fn panel(&self, panel: usize) -> &[Block] {
         &self.blocks()[panel * self.panel_blocks..][..self.panel_blocks]
+    }
+
+    /// Prefetches the beginning of a panel, for a product that follows. The processor itself finds
+    /// the rest as it is read.
+    pub fn prefetch_panel(&self, panel: usize) {
+        let blocks = self.panel(panel);
+        prefetch(&blocks[..blocks.len().min(PREFETCHED_BLOCKS)]);
     }
 
     #[inline]

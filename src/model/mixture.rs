@@ -387,7 +387,11 @@ impl Mixture {
         workers
             .pool
             .run_parts(parts, |_, ((units, mut out), scratch)| {
-                for_each_expert(routed, panels, units, |expert, panels| {
+                for_each_expert(routed, panels, units, |expert, panels, next| {
+                    if let Some(Expert { gate, up, .. }) = next.map(|next| &self.experts[next]) {
+                        gate.weights.prefetch_panel(0);
+                        up.weights.prefetch_panel(0);
+                    }
                     let rows = routed.rows(expert);
                     let tokens = routed.tokens[rows.clone()]
                         .iter()
@@ -455,7 +459,10 @@ impl Mixture {
         workers
             .pool
             .run_parts(parts, |_, ((units, mut out), scratch)| {
-                for_each_expert(routed, panels, units, |expert, panels| {
+                for_each_expert(routed, panels, units, |expert, panels, next| {
+                    if let Some(next) = next {
+                        self.experts[next].down.weights.prefetch_panel(0);
+                    }
                     let rows = routed.rows(expert);
                     let product = routed.product(gated, expert, format.columns);
                     let Scratch {
@@ -482,19 +489,21 @@ impl Mixture {
     }
 }
 
-/// Calls `work` with each expert of some units, and its panels among them.
+/// Calls `work` with each expert of some units, its panels among them, and the next expert. The
+/// next one begins with its first panel.
 fn for_each_expert(
     routed: &RoutedRows,
     panels: usize,
     units: Range<usize>,
-    mut work: impl FnMut(usize, Range<usize>),
+    mut work: impl FnMut(usize, Range<usize>, Option<usize>),
 ) {
     let mut unit = units.start;
     while unit < units.end {
         let (index, first) = (unit / panels, unit % panels);
         let last = panels.min(first + units.end - unit);
-        work(routed.hit[index] as usize, first..last);
         unit += last - first;
+        let next = (unit < units.end).then(|| routed.hit[index + 1] as usize);
+        work(routed.hit[index] as usize, first..last, next);
     }
 }
 
