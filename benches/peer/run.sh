@@ -34,8 +34,8 @@
 # Without --env and --keep the script leaves no file and no process behind.
 #
 # Requirements: `cargo build --release --workspace`, gcc and g++, Python 3.9 or later, 8 GB of
-# memory and 8 GB of disk (bonsai-8b: 12 and 24 GB; maple: 16 and 50 GB). The first run compiles for at least 10 minutes.
-# A run takes about as long again.
+# memory and 8 GB of disk (bonsai-8b: 12 and 24 GB; maple: 16 and 50 GB). The first run compiles for
+# at least 10 minutes. A run takes about as long again.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 bin="${CARGO_TARGET_DIR:-$here/../../target}/release"

@@ -145,6 +145,7 @@ const HOMES: &[(&str, &[&str])] = &[
         &[
             "src/api/",
             "src/text/chat_template/",
+            "loadtest/src/drive/facts.rs",
             "loadtest/src/workload/recorded.rs",
         ],
     ),
