@@ -273,7 +273,7 @@ fn layer_and_module(name: &str) -> Option<(&str, &str)> {
 
 /// Returns the matrices of each expert in a tensor that has those of all `count`: `parts` of each,
 /// of as many rows, one below the other.
-fn experts_of<'a>(
+pub(super) fn experts_of<'a>(
     tensor: &Tensor<'a>,
     count: usize,
     parts: usize,

@@ -44,6 +44,7 @@ pub(super) fn with_help(command: Command) -> Command {
     command
         .mut_args(shortened)
         .disable_help_flag(true)
+        .next_help_heading(None)
         .arg(
             help.action(ArgAction::HelpShort)
                 .help("Print the flags that most people need"),

@@ -70,9 +70,10 @@ impl RepoCache {
         if fs::read_link(&path).is_ok_and(|linked| linked == target) {
             return Ok(());
         }
-        // Other programs write a file where the file system has no links.
-        fs::remove_file(&path)
-            .and_then(|()| symlink(&target, &path))
+        // Other programs write a file where the file system has no links. It stays if that is so.
+        let new = temporary(&path);
+        symlink(&target, &new)
+            .and_then(|()| fs::rename(&new, &path))
             .map_err(error)
     }
 
@@ -119,10 +120,17 @@ impl RepoCache {
         Ok(commit.to_owned())
     }
 
+    /// Notes the commit that is complete. A cache that knows it already need not be writable.
     pub(super) fn write_commit(&self, commit: &str) -> Result<(), String> {
+        if self.read_commit().as_deref() == Ok(commit) {
+            return Ok(());
+        }
         let path = self.root.join("refs").join(BRANCH);
         create_parent(&path)?;
-        fs::write(&path, commit).map_err(|error| of_path(&path, &error))
+        let new = temporary(&path);
+        fs::write(&new, commit)
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(|error| of_path(&path, &error))
     }
 
     /// Returns the paths of the files of a commit that are there.
@@ -151,6 +159,13 @@ impl RepoCache {
         }
         Ok(paths)
     }
+}
+
+/// Returns a path beside `path` that no other process uses.
+fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    name.into()
 }
 
 /// Creates the directory of `path`.

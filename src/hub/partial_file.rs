@@ -85,9 +85,9 @@ impl<'a> PartialFile<'a> {
         mut report: impl FnMut(u64),
     ) -> Result<(), String> {
         let mut fruitless = 0;
+        let mut furthest = self.bytes; // A server that resumes nothing begins again and again.
         report(self.bytes);
         loop {
-            let before = self.bytes;
             let failed = match self.append(client, commit, &mut report) {
                 Ok(()) => match self.finish()? {
                     true => return Ok(()),
@@ -95,7 +95,9 @@ impl<'a> PartialFile<'a> {
                 },
                 Err(failure) => failure,
             };
-            let pause = client.pause_after(failed, before < self.bytes, &mut fruitless);
+            let has_brought_bytes = furthest < self.bytes;
+            furthest = furthest.max(self.bytes);
+            let pause = client.pause_after(failed, has_brought_bytes, &mut fruitless);
             let pause = pause.map_err(|problem| match self.bytes {
                 0 => problem,
                 bytes => {

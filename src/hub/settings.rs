@@ -111,6 +111,9 @@ impl HubSettings {
 /// Reads the token that `hf auth login` has written.
 fn token_file(path: &Path) -> Option<Result<HubToken, String>> {
     let text = fs::read_to_string(path).ok()?;
+    if text.trim().is_empty() {
+        return None; // As Hugging Face's own programs read it.
+    }
     Some(HubToken::new(&text).map_err(|error| format!("{}: {error}", path.display())))
 }
 

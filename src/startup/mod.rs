@@ -27,8 +27,12 @@ use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
+use tracing::Level;
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::api::{self, ConnectionLimits, Serving};
 use crate::config::{NetworkFlags, ServeConfig};
@@ -42,9 +46,10 @@ const ASYNC_THREADS: usize = 2;
 const START_FAILED: i32 = 2;
 /// The largest number of log lines that wait to be written: about 3 MB.
 const MAX_UNWRITTEN_LINES: usize = 8192;
-/// The HTTP client of downloads logs the bytes of its requests at the level "trace", and these have
-/// the token of the Hugging Face Hub. No value of RUST_LOG shows them.
-const NO_REQUEST_BYTES: [&str; 2] = ["ureq=info", "ureq_proto=info"];
+/// How the names of the crates begin that send the requests of downloads. They log the bytes of
+/// their requests at the level "trace", which have the token of the Hugging Face Hub. No value of
+/// RUST_LOG shows them.
+const NO_REQUEST_BYTES: &str = "ureq";
 /// The example in the greeting.
 const CHAT_REQUEST: &str =
     r#"{"messages":[{"role":"user","content":"Who are you?"}],"stream":true}"#;
@@ -155,21 +160,23 @@ fn start_runtime() -> Result<Runtime, Box<dyn Error>> {
 /// the queue to that thread is full, further lines are lost. When the guard is dropped, the thread
 /// writes the lines in the queue, for at most a second.
 fn start_logging(json: bool) -> WorkerGuard {
-    let mut filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    for limit in NO_REQUEST_BYTES {
-        filter = filter.add_directive(limit.parse().expect("the directive is well-formed"));
-    }
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let no_request_bytes = filter_fn(|metadata| {
+        *metadata.level() <= Level::INFO || !metadata.target().starts_with(NO_REQUEST_BYTES)
+    });
     let queue = NonBlockingBuilder::default().buffered_lines_limit(MAX_UNWRITTEN_LINES);
     let (writer, guard) = queue.thread_name("log").finish(io::stderr());
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let logs = tracing_subscriber::fmt::layer()
         .with_ansi(io::stderr().is_terminal())
         .with_writer(writer);
+    let registry = tracing_subscriber::registry()
+        .with(filter)
+        .with(no_request_bytes);
     // A second call in one process keeps the first logger.
     drop(if json {
-        logs.json().try_init()
+        registry.with(logs.json()).try_init()
     } else {
-        logs.try_init()
+        registry.with(logs).try_init()
     });
     guard
 }

@@ -28,7 +28,7 @@ fn start(cache: &Cache, server: &HubServer, flags: &[&str]) -> Process {
         .env("HF_HUB_CACHE", &cache.0)
         .env("HF_ENDPOINT", &server.url)
         .env("HF_TOKEN", TOKEN)
-        .env("RUST_LOG", "trace")
+        .env("RUST_LOG", "trace,ureq_proto::util=trace")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();

@@ -5,7 +5,8 @@
 //! takes depends on what ran before it. So what steps gave decides, after some of each kind. Now
 //! and then the slower kind runs once more, because acceptance and load change.
 //!
-//! Steps are told apart by their number of decodes. A step with a part of a prompt tells nothing.
+//! Steps are told apart by their number of decodes. A step with a part of a prompt tells nothing,
+//! nor does one in which a grammar forces tokens.
 
 use super::Nanos;
 
@@ -23,8 +24,8 @@ const STEPS_TO_PLAIN: u32 = 64;
 /// as two or three others take, so all of them lose less than a hundredth.
 const STEPS_TO_DRAFTED: u32 = 512;
 
-/// A step counts as at most this many times the mean. Other work of the machine makes single steps
-/// take many times as long.
+/// A step counts as at most this many times the mean, and the mean as at most this many times the
+/// step. Other work of the machine makes single steps take many times as long.
 const MOST: f64 = 3.0;
 
 /// What decodes gave lately.
@@ -81,9 +82,12 @@ impl DecodeSpeeds {
 
 impl Speed {
     fn observe(&mut self, tokens: f64, time: f64, most_steps: u32) {
-        let time = match self.steps {
-            0 => time,
-            _ => time.min(MOST * self.time),
+        let time = if self.time > 0.0 {
+            // A first step that took long must not count for long either.
+            self.time = self.time.min(MOST * time);
+            time.min(MOST * self.time)
+        } else {
+            time
         };
         self.steps = most_steps.min(self.steps + 1);
         let part = 1.0 / f64::from(self.steps);

@@ -358,7 +358,8 @@ impl Sequence {
         self.pacing.acceptances.unwrap_or(usual)
     }
 
-    /// Learns how many drafts of a row were accepted. What a grammar forces tells nothing of that.
+    /// Learns how many drafts of a row were accepted. What a grammar forces and a part of a prompt
+    /// tell nothing of that.
     /// `usual` is the acceptance of all sequences.
     pub(crate) fn learn_acceptance(
         &mut self,
@@ -367,7 +368,7 @@ impl Sequence {
         drawn: &DrawnTokens,
         usual: &mut Acceptances,
     ) {
-        if self.forced.is_some() {
+        if self.forced.is_some() || drawn.tokens == 0 {
             return;
         }
         // A draft behind a deferred draw was not tested.

@@ -99,10 +99,14 @@ impl Planner {
         let elapsed = state.conditions.now - self.planned_at;
         let predictor = &mut state.conditions.predictor;
         predictor.observe(self.plan.shape, self.plan.drafting, elapsed * 1000);
+        let tells_speed = self.plan.has_only_decodes()
+            && !self.plan.rows.iter().any(|row| {
+                state.sequences[row.slot].forced().is_some() // Such drafts are certain.
+            });
         let accepted = state.log.counts().accepted;
         commit_rows(state, sampled, &[]);
-        let decodes = self.plan.rows.len();
-        if self.plan.rows.iter().all(|row| row.tokens == 1) {
+        if tells_speed {
+            let decodes = self.plan.rows.len();
             let tokens = decodes + (state.log.counts().accepted - accepted) as usize;
             let drafted = self.plan.drafting.rows > 0;
             let speeds = &mut state.conditions.decode_speeds;

@@ -84,6 +84,11 @@ impl StepPlan {
         }
     }
 
+    /// Returns whether no row is a part of a prompt or of a block.
+    pub(super) fn has_only_decodes(&self) -> bool {
+        self.rows.iter().all(|row| row.tokens == 1)
+    }
+
     /// Adds up to `limit` draft tokens to a decode.
     pub(super) fn add_drafts(&mut self, row: usize, sequence: &Sequence, limit: usize) {
         let first_draft = self.drafts.len();

@@ -110,8 +110,11 @@ pub(super) fn plan_own_drafts(plan: &mut StepPlan, state: &mut SchedulerState) {
     let Some(OwnDrafts { mask_token, block }) = state.conditions.policy.own_drafts else {
         return;
     };
-    let decodes = plan.rows.iter().filter(|row| row.tokens == 1).count();
-    if !(1..=MAX_DRAFTING).contains(&decodes) || state.conditions.limits.states.is_some() {
+    let decodes = plan.rows.len();
+    if !(1..=MAX_DRAFTING).contains(&decodes) || !plan.has_only_decodes() {
+        return; // A part of a prompt fills the step.
+    }
+    if state.conditions.limits.states.is_some() {
         return; // A pass that drafts would change the states of recurrent layers.
     }
     if !state.conditions.decode_speeds.may_draft(decodes) {

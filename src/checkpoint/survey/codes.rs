@@ -10,6 +10,7 @@ use serde::Serialize;
 use sterna_kernels::GroupSize;
 
 use super::facts::ModelFacts;
+use crate::checkpoint::tensors::experts_of;
 use crate::checkpoint::values::{
     RowMemory, WeightStatistics, group_of_values, one_float, take_codes,
 };
@@ -154,8 +155,10 @@ fn codes_of(
     scale: Option<&Tensor<'_>>,
     facts: &ModelFacts,
 ) -> LoadResult<Option<WeightCodes>> {
-    let [rows, columns] = tensor.shape[..] else {
-        return Ok(None);
+    let [rows, columns] = match tensor.shape[..] {
+        [rows, columns] => [rows, columns],
+        [experts, _, _] => return codes_of_experts(name, tensor, experts, facts),
+        _ => return Ok(None),
     };
     let mut found = WeightCodes::default();
     if let Some(scale) = scale {
@@ -204,6 +207,26 @@ fn codes_of(
         _ => return Ok(None),
     }
     Ok(Some(found))
+}
+
+/// Returns the codes of the matrices of all experts of a layer in one tensor.
+fn codes_of_experts(
+    name: &str,
+    tensor: &Tensor<'_>,
+    experts: usize,
+    facts: &ModelFacts,
+) -> LoadResult<Option<WeightCodes>> {
+    let Ok(experts) = experts_of(tensor, experts, 1) else {
+        return Ok(None); // Loading says why they cannot be cut.
+    };
+    let mut all = WeightCodes::default();
+    for matrix in experts.into_iter().flatten() {
+        match codes_of(name, &matrix, None, facts)? {
+            Some(codes) => all.add(codes),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(all))
 }
 
 /// Reads all rows of a tensor in blocks, or of floats that are ternary already.
