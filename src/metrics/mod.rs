@@ -30,6 +30,7 @@ use metrics_exporter_prometheus::{
 use sterna_scheduler::{
     Budget, CostModel, FinishReason, Limits, Snapshot, TenantId, TenantPolicy, TenantState,
 };
+use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
 use labels::finished_reason;
@@ -186,7 +187,14 @@ impl Metrics {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.keep_sample(Instant::now());
+            // With many tenants, the text is long. Streams must not wait for it.
+            let (metrics, now) = (self.clone(), Instant::now());
+            if spawn_blocking(move || metrics.keep_sample(now))
+                .await
+                .is_err()
+            {
+                return; // The runtime ends.
+            }
         }
     }
 

@@ -650,6 +650,8 @@ check('no text makes the page slow to read it', async ({ fast }) => {
       'x^',
       '{',
       '&\\\\',
+      "'",
+      '\\left\\constructor',
     ];
     const times = units.flatMap(unit => {
       const text = unit.repeat(Math.ceil(30_000 / unit.length));

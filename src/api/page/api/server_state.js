@@ -66,7 +66,9 @@ class ServerState extends EventTarget {
   async #fetchModels() {
     try {
       const models = await fetchModels();
-      this.abilities = models.length ? await fetchAbilities() : NO_ABILITIES;
+      // A proxy may let only the models through. Then the page offers what needs no ability.
+      const abilities = models.length ? fetchAbilities().catch(() => NO_ABILITIES) : NO_ABILITIES;
+      this.abilities = await abilities;
       this.models = models;
       this.problem = null;
     } catch (error) {

@@ -60,7 +60,7 @@ export function addMessage(conversation, parent, role, content, files = []) {
   conversation.messages[message.id] = message;
   conversation.head = message.id;
   if (role === 'user' && !conversation.hasOwnTitle && parent === null) {
-    conversation.title = titleOf(content || files[0].name);
+    conversation.title = titleOf(content || (files[0]?.name ?? ''));
   }
   return message;
 }

@@ -142,7 +142,11 @@ function buildFormula({ text }) {
   );
 }
 
+// A longer formula is shown as its text: it is none, or would make the page slow.
+const MAX_FORMULA = 20_000;
+
 function formula(text, display) {
+  if (text.length > MAX_FORMULA) return element('code', {}, text);
   const build = ([tag, attributes, ...children]) =>
     mathElement(
       tag,

@@ -80,7 +80,7 @@ const BRACKETS = {
   Vmatrix: ['‖', '‖'],
   cases: ['{', ''],
 };
-const TOKEN = /\\(?:[A-Za-z]+\*?|[^])|\s+|\d+(?:[.,]\d+)*|[^]/gu;
+const TOKEN = /\\(?:(?:operatorname|tag|hspace|vspace)\*|[A-Za-z]+|[^])|\s+|\d+(?:[.,]\d+)*|[^]/gu;
 
 /** Returns the nodes of a formula. */
 export function parseTex(source) {
@@ -129,8 +129,14 @@ class Reader {
       }
       if (token === '&' || token === '\\\\' || token === '\\cr') {
         this.#at += 1;
-        if (token === '&') rows.at(-1).push([]);
-        else rows.push([[]]);
+        if (token === '&') {
+          rows.at(-1).push([]);
+        } else {
+          rows.push([[]]);
+          // The height of the row, as in `\\[6pt]`.
+          const next = this.#tokens.slice(this.#at, this.#at + 8);
+          if (next[0] === '[' && next.includes(']')) this.#at += next.indexOf(']') + 1;
+        }
         continue;
       }
       rows
@@ -158,11 +164,12 @@ class Reader {
     const isBare = ['^', '_'].includes(this.#peek());
     const base = isBare ? node('mrow') : this.#atom(depth);
     const scripts = {};
+    let primes = '';
     for (;;) {
       const mark = this.#peek();
       if (mark === "'") {
         this.#at += 1;
-        scripts['^'] = row([...(scripts['^'] ? [scripts['^']] : []), operator('′')]);
+        primes += '′';
       } else if (mark === '\\limits' || mark === '\\nolimits') {
         this.#at += 1;
       } else if ((mark === '^' || mark === '_') && !scripts[mark]) {
@@ -172,6 +179,7 @@ class Reader {
         break;
       }
     }
+    if (primes) scripts['^'] = row([operator(primes), ...(scripts['^'] ? [scripts['^']] : [])]);
     const { '^': above, _: below } = scripts;
     if (!base) return [];
     if (!above && !below) return [base];
@@ -304,7 +312,7 @@ class Reader {
     const rows = this.#rows(depth, token => token === '\\end');
     this.#raw();
     const isAligned = /^(?:align|split|gather|equation)/.test(name);
-    const inside = table(rows, isAligned ? 'align' : name);
+    const inside = table(rows, isAligned ? 'align' : name === 'cases' ? 'cases' : null);
     const [open, close] = brackets.map(bracket => (bracket ? [fence(bracket)] : []));
     return node('mrow', ...open, inside, ...close);
   }
@@ -344,7 +352,9 @@ function space(width) {
 
 function delimiter(token = '.') {
   if (token === '.') return '';
-  return token[0] === '\\' ? (OPERATORS[token.slice(1)] ?? '') : token;
+  if (token[0] !== '\\') return token;
+  const name = token.slice(1);
+  return Object.hasOwn(OPERATORS, name) ? OPERATORS[name] : '';
 }
 
 // Returns the node with its letters in another alphabet.
