@@ -13,6 +13,19 @@ use super::Nanos;
 /// Classes of steps: 1, 2 to 3, 4 to 7, 8 to 15, and more decodes.
 const CLASSES: usize = 5;
 
+/// Whether the model drafts in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drafting {
+    Never,
+    /// If the cost model expects a gain.
+    IfItPays,
+    /// To measure what it brings.
+    Always,
+}
+
+/// The first steps of a class, which have no drafts.
+const FIRST_STEPS: u32 = 4;
+
 /// The steps over which the speed of each kind is the mean.
 const PLAIN_STEPS: u32 = 64;
 const DRAFTED_STEPS: u32 = 8;
@@ -51,16 +64,25 @@ struct Speed {
 }
 
 impl DecodeSpeeds {
-    /// Returns whether the model may draft in a step of `decodes` decodes, at least 1.
-    pub(crate) fn may_draft(&self, decodes: usize) -> bool {
+    /// Returns whether the model drafts in a step of `decodes` decodes, at least 1.
+    pub(crate) fn drafting(&self, decodes: usize) -> Drafting {
         let class = &self.classes[class_of(decodes)];
-        if class.plain.steps < DRAFTED_STEPS {
-            return false; // It begins with some steps to compare with.
+        if class.plain.steps < FIRST_STEPS {
+            return Drafting::Never; // It begins with some steps to compare with.
         }
-        if class.drafted.steps < DRAFTED_STEPS || class.drafted.is_faster_than(&class.plain) {
-            return !class.was_drafted || class.in_a_row < STEPS_TO_PLAIN;
+        if class.drafted.steps < DRAFTED_STEPS {
+            return Drafting::Always;
         }
-        !class.was_drafted && class.in_a_row >= STEPS_TO_DRAFTED
+        if class.drafted.is_faster_than(&class.plain) {
+            return match !class.was_drafted || class.in_a_row < STEPS_TO_PLAIN {
+                true => Drafting::IfItPays,
+                false => Drafting::Never,
+            };
+        }
+        match !class.was_drafted && class.in_a_row >= STEPS_TO_DRAFTED {
+            true => Drafting::Always,
+            false => Drafting::Never,
+        }
     }
 
     /// Learns from a step of `decodes` decodes and nothing else, which gave `tokens` tokens.
@@ -113,9 +135,9 @@ mod tests {
     fn share(speeds: &mut DecodeSpeeds, tokens: usize, time: Nanos, steps: u32) -> f64 {
         let mut drafted = 0;
         for _ in 0..steps {
-            match speeds.may_draft(1) {
-                true => speeds.observe(1, true, tokens, time),
-                false => speeds.observe(1, false, 1, 1000),
+            match speeds.drafting(1) {
+                Drafting::Never => speeds.observe(1, false, 1, 1000),
+                _ => speeds.observe(1, true, tokens, time),
             }
             drafted += u32::from(speeds.classes[0].was_drafted);
         }
@@ -139,20 +161,23 @@ mod tests {
     fn each_number_of_decodes_has_speeds_of_its_own() {
         let mut speeds = DecodeSpeeds::default();
         share(&mut speeds, 4, 6000, 1000);
-        assert!(!speeds.may_draft(1));
-        for _ in 0..DRAFTED_STEPS {
+        assert_eq!(speeds.drafting(1), Drafting::Never);
+        for _ in 0..FIRST_STEPS {
+            assert_eq!(speeds.drafting(2), Drafting::Never);
             speeds.observe(2, false, 2, 1000);
         }
-        assert!(speeds.may_draft(2) && speeds.may_draft(3) && !speeds.may_draft(4));
+        let of = [2, 3, 4].map(|decodes| speeds.drafting(decodes));
+        assert_eq!(of, [Drafting::Always, Drafting::Always, Drafting::Never]);
     }
 
     #[test]
     fn one_long_step_changes_little() {
         let mut speeds = DecodeSpeeds::default();
         share(&mut speeds, 4, 5000, 1000);
-        assert!(!speeds.may_draft(1), "four tokens in the time of five");
+        let four_in_the_time_of_five = speeds.drafting(1);
+        assert_eq!(four_in_the_time_of_five, Drafting::Never);
         speeds.observe(1, false, 1, 1_000_000);
-        assert!(!speeds.may_draft(1));
+        assert_eq!(speeds.drafting(1), Drafting::Never);
     }
 
     #[test]
@@ -164,6 +189,6 @@ mod tests {
             }
         }
         speeds.observe(1, false, 1, 0);
-        assert!(speeds.may_draft(1));
+        assert_eq!(speeds.drafting(1), Drafting::IfItPays);
     }
 }

@@ -8,6 +8,6 @@ mod model;
 mod predictor;
 mod terms;
 
-pub(crate) use decode_speeds::DecodeSpeeds;
+pub(crate) use decode_speeds::{DecodeSpeeds, Drafting};
 pub use model::{CostModel, Nanos, SAMPLING_UNIT, StepShape};
 pub(crate) use predictor::Predictor;

@@ -3,6 +3,7 @@
 
 use super::plan::StepPlan;
 use crate::conditions::Conditions;
+use crate::cost::Drafting;
 use crate::sequence::{Sequence, Sequences};
 use crate::state::SchedulerState;
 use crate::{MAX_DRAFTED_TOKENS, Nanos, OwnDrafts, PAGE_TOKENS, StepShape};
@@ -117,18 +118,19 @@ pub(super) fn plan_own_drafts(plan: &mut StepPlan, state: &mut SchedulerState) {
     if state.conditions.limits.states.is_some() {
         return; // A pass that drafts would change the states of recurrent layers.
     }
-    if !state.conditions.decode_speeds.may_draft(decodes) {
+    let drafting = state.conditions.decode_speeds.drafting(decodes);
+    if drafting == Drafting::Never {
         return;
     }
     let best = OWN_DRAFTS
         .into_iter()
         .take_while(|&count| count <= block as usize && count * decodes <= MAX_DRAFTED_TOKENS)
-        .map(|count| (own_gain(plan, state, count), count))
+        .filter_map(|count| Some((own_gain(plan, state, count)?, count)))
         .max_by_key(|&(gain, _)| gain);
     let Some((gain, count)) = best else {
         return;
     };
-    if gain <= 0 {
+    if gain <= 0 && drafting == Drafting::IfItPays {
         return;
     }
     for index in 0..plan.rows.len() {
@@ -175,8 +177,8 @@ fn own_drafts(plan: &StepPlan, index: usize, state: &SchedulerState, count: usiz
 const LEAST_GAIN: [i128; 2] = [5, 4];
 
 /// Returns what `count` drafts of the model gain for each decode, less what they must gain: in
-/// nanoseconds times 65,536.
-fn own_gain(plan: &StepPlan, state: &SchedulerState, count: usize) -> i128 {
+/// nanoseconds times 65,536. Returns `None` if there is no room or no time for them.
+fn own_gain(plan: &StepPlan, state: &SchedulerState, count: usize) -> Option<i128> {
     let predictor = &state.conditions.predictor;
     let (mut shape, mut drafting, mut tokens) = (plan.shape, StepShape::default(), 0);
     for index in 0..plan.rows.len() {
@@ -202,7 +204,7 @@ fn own_gain(plan: &StepPlan, state: &SchedulerState, count: usize) -> i128 {
     let time = predictor.predict(shape) + predictor.predict(drafting);
     if drafting.rows == 0 || time > plan.budget || rows > state.conditions.limits.max_batch_tokens()
     {
-        return 0;
+        return None;
     }
     let decodes = plan.rows.iter().filter(|row| row.tokens == 1).count() as u64;
     let keys = plan.rows.iter().filter(|row| row.tokens == 1);
@@ -210,5 +212,5 @@ fn own_gain(plan: &StepPlan, state: &SchedulerState, count: usize) -> i128 {
     let token_time = token_time(keys, decodes, &state.conditions);
     let cost = time.saturating_sub(predictor.predict(plan.shape));
     let [part, of] = LEAST_GAIN;
-    i128::from(tokens) * i128::from(token_time) - (i128::from(cost) << 16) * part / of
+    Some(i128::from(tokens) * i128::from(token_time) - (i128::from(cost) << 16) * part / of)
 }
