@@ -48,6 +48,12 @@ impl Acceptances {
         self.record_slowly(are_own, drafted, accepted, USUAL_SLOWNESS);
     }
 
+    /// Returns whether a decode without drafts changes nothing.
+    #[inline]
+    pub(crate) fn have_recovered(&self) -> bool {
+        self.looked_up.probability >= INITIAL && self.own.probability >= INITIAL
+    }
+
     fn record_slowly(&mut self, are_own: bool, drafted: u32, accepted: u32, slowness: u32) {
         let (tested, other) = match are_own {
             true => (&mut self.own, &mut self.looked_up),

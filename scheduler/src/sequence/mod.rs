@@ -377,6 +377,9 @@ impl Sequence {
         } else {
             drafts
         };
+        if tested == 0 && self.pacing.acceptances.is_none() && usual.have_recovered() {
+            return; // Nothing would change. Most rows end here.
+        }
         let [tested, accepted] = [tested, drawn.accepted].map(|count| count as u32);
         let acceptances = self.pacing.acceptances.get_or_insert(*usual);
         acceptances.record(are_own, tested, accepted);

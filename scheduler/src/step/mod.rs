@@ -18,7 +18,7 @@ use plan::StepPlan;
 use preempt::plan_leader;
 use prefills::{PrefillRank, plan_prefills};
 use short_prompts::ShortPrompts;
-use speculate::{plan_drafts, plan_own_drafts};
+use speculate::{plan_drafts, plan_own_drafts, tells_speed};
 
 use crate::state::SchedulerState;
 use crate::{Budget, MAX_DRAFTED_TOKENS, Micros, Sampled, SequenceId, StepShape};
@@ -99,10 +99,7 @@ impl Planner {
         let elapsed = state.conditions.now - self.planned_at;
         let predictor = &mut state.conditions.predictor;
         predictor.observe(self.plan.shape, self.plan.drafting, elapsed * 1000);
-        let tells_speed = self.plan.has_only_decodes()
-            && !self.plan.rows.iter().any(|row| {
-                state.sequences[row.slot].forced().is_some() // Such drafts are certain.
-            });
+        let tells_speed = tells_speed(&self.plan, state);
         let accepted = state.log.counts().accepted;
         commit_rows(state, sampled, &[]);
         if tells_speed {

@@ -151,6 +151,16 @@ pub(super) fn plan_own_drafts(plan: &mut StepPlan, state: &mut SchedulerState) {
     }
 }
 
+/// Returns whether a step tells how fast decodes are with or without drafts of the model. Drafts
+/// that a grammar forces are certain, so they tell nothing.
+pub(super) fn tells_speed(plan: &StepPlan, state: &SchedulerState) -> bool {
+    let is_forced = |slot: usize| state.sequences[slot].forced().is_some();
+    plan.rows.len() <= MAX_DRAFTING
+        && state.conditions.policy.own_drafts.is_some()
+        && plan.has_only_decodes()
+        && !plan.rows.iter().any(|row| is_forced(row.slot))
+}
+
 /// A sequence takes a page for its drafts if more than this many stay for others.
 const SPARE_PAGES: usize = 64;
 
