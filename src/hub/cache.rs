@@ -12,6 +12,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::listing::HubFile;
 use super::model_name::ModelName;
@@ -161,10 +162,12 @@ impl RepoCache {
     }
 }
 
-/// Returns a path beside `path` that no other process uses.
+/// Returns a path beside `path` that no other process and no other thread uses.
 fn temporary(path: &Path) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    name.push(format!(".{}-{number}.new", std::process::id()));
     name.into()
 }
 
