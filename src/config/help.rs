@@ -28,7 +28,7 @@ const SHOWN: [&str; 15] = [
     "help-all",
 ];
 
-/// Returns the command that somebody who typed `word` may have meant.
+/// Returns the command whose name is most like `word`, if it is like it enough.
 pub fn similar_command(word: &str) -> Option<String> {
     let command = Cli::command();
     let names = command.get_subcommands().filter(|it| !it.is_hide_set());

@@ -10,7 +10,7 @@
 
 use super::Nanos;
 
-/// Classes of steps: 1, 2 to 3, 4 to 7, 8 to 15, and more decodes.
+/// Classes of steps: 1, 2 to 3, 4 to 7, 8 to 15, and 16 decodes. More never draft.
 const CLASSES: usize = 5;
 
 /// Whether the model drafts in a step.
@@ -30,11 +30,11 @@ const FIRST_STEPS: u32 = 4;
 const PLAIN_STEPS: u32 = 64;
 const DRAFTED_STEPS: u32 = 8;
 
-/// While drafts pay, every so many steps one runs without them.
+/// While drafts pay, one step runs without them after this many steps with them.
 const STEPS_TO_PLAIN: u32 = 64;
 
-/// While drafts do not pay, every so many steps one runs with them. Such a step loses about as much
-/// as two or three others take, so all of them lose less than a hundredth.
+/// While drafts do not pay, one step runs with them after this many steps without them. Such a step
+/// loses about the time of two or three others, so all such steps lose less than a hundredth.
 const STEPS_TO_DRAFTED: u32 = 512;
 
 /// A step counts as at most this many times the mean, and the mean as at most this many times the

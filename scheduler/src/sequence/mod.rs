@@ -90,7 +90,7 @@ pub(crate) struct Pacing {
     pub(crate) last_token_at: Micros, // The admission, before the first token.
     pub(crate) prefill_waited: Micros, // Since a step last computed a part of the prompt.
     pub(crate) paused_steps: u32,     // Consecutive steps that omitted it.
-    acceptances: Option<Acceptances>, // Before the first output, what is usual.
+    acceptances: Option<Acceptances>, // `None`: what is usual.
 }
 
 /// What a committed row adds to its sequence.
