@@ -39,20 +39,27 @@ pub fn similar_command(word: &str) -> Option<String> {
 
 /// Returns a command with both kinds of help. Its arguments have their whole text.
 pub(super) fn with_help(command: Command) -> Command {
-    let help = Arg::new("help").short('h').long("help");
     let all = Arg::new("help-all").long("help-all");
     command
         .mut_args(shortened)
         .disable_help_flag(true)
         .next_help_heading(None)
         .arg(
-            help.action(ArgAction::HelpShort)
+            help_flag()
+                .action(ArgAction::HelpShort)
                 .help("Print the flags that most people need"),
         )
         .arg(
             all.action(ArgAction::HelpLong)
                 .help("Print all flags, with their whole texts"),
         )
+}
+
+/// Returns the flag `--help`. Each command needs it: without clap's own flag, which is replaced in
+/// one command, clap adds none to the others either.
+pub(super) fn help_flag() -> Arg {
+    let help = Arg::new("help").short('h').long("help");
+    help.action(ArgAction::Help).help("Print help")
 }
 
 /// Returns an argument whose first sentence is its short text. The whole text names the environment

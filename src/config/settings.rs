@@ -11,7 +11,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Error, FromArgMatches};
 use toml::{Table, Value};
 
-use super::help::with_help;
+use super::help::{help_flag, with_help};
 use super::{Cli, ModelFlags};
 
 /// The name of the command whose flags have other sources than the command line.
@@ -96,7 +96,10 @@ fn command(settings: &[Setting]) -> Command {
         }
     };
     let command = with_help(Cli::command().mut_args(with_sources));
-    command.mut_subcommand(SERVE, |serve| with_help(serve.mut_args(with_sources)))
+    command.mut_subcommands(|command| match command.get_name() {
+        SERVE => with_help(command.mut_args(with_sources)),
+        _ => command.arg(help_flag()),
+    })
 }
 
 /// Returns the flags of `serve`, with its name or without.
@@ -262,6 +265,17 @@ mod tests {
                 assert!(help.contains(&format!("--{flag}")), "{flag}");
             }
             assert!(help.contains("[env: STERNA_IDLE_SECONDS]"), "{help}");
+        }
+    }
+
+    #[test]
+    fn each_command_has_help() {
+        for name in Cli::command().get_subcommands().map(|it| it.get_name()) {
+            for flag in ["-h", "--help"] {
+                let help = read(&[name, flag]).unwrap_err();
+                assert!(help.contains(&format!("Usage: sterna {name}")), "{help}");
+                assert!(help.contains("-h, --help"), "{help}");
+            }
         }
     }
 
