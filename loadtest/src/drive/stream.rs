@@ -53,6 +53,19 @@ struct ChunkChoice {
 #[derive(Default, Deserialize)]
 struct ChunkDelta {
     content: Option<String>,
+    reasoning_content: Option<String>,
+    reasoning: Option<String>, // The newer name, which some servers send alone.
+}
+
+impl ChunkDelta {
+    /// Returns the text of the answer in this event, and `None` if the event has no text at all.
+    /// What a model thinks takes time and tokens, but a session does not repeat it.
+    fn text(self) -> Option<String> {
+        let thought = self.reasoning_content.or(self.reasoning);
+        let content = self.content.unwrap_or_default();
+        let has_text = !content.is_empty() || thought.is_some_and(|text| !text.is_empty());
+        has_text.then_some(content)
+    }
 }
 
 impl AnswerStream {
@@ -79,7 +92,7 @@ impl AnswerStream {
         }
         let counted = chunk.usage.as_ref().map(|usage| usage.completion_tokens);
         for choice in chunk.choices {
-            if let Some(content) = choice.delta.content.filter(|content| !content.is_empty()) {
+            if let Some(content) = choice.delta.text() {
                 let known = counted.unwrap_or(self.tokens + 1);
                 let tokens = known.saturating_sub(self.tokens).max(1);
                 self.tokens = known.max(self.tokens);
@@ -179,6 +192,26 @@ mod tests {
         );
         assert_eq!(gaps(&[(5000, 0), (5004, 0), (8004, 0)]), [4, 3000]);
         assert_eq!(gaps(&[(5000, 1), (9000, 2), (9050, 4)]), [1350; 3]);
+    }
+
+    #[test]
+    fn thoughts_take_time_and_are_no_part_of_the_answer() {
+        let mut stream = AnswerStream::default();
+        let deltas = [
+            r#"{"role":"assistant","content":""}"#,
+            r#"{"reasoning_content":"a","reasoning":"a"}"#,
+            r#"{"reasoning":"b"}"#,
+            r#"{"content":"c"}"#,
+        ];
+        for (at, delta) in deltas.iter().enumerate() {
+            let chunk = format!(r#"{{"choices":[{{"delta":{delta}}}]}}"#);
+            let now = Duration::from_millis(at as u64);
+            stream.event(&chunk, now).unwrap();
+        }
+        let ms = Duration::from_millis;
+        assert_eq!(stream.timing.first_text, Some(ms(1)));
+        assert_eq!(stream.timing.gaps, [ms(1), ms(1)]);
+        assert_eq!((stream.pieces(), stream.text.as_str()), (3, "c"));
     }
 
     #[test]

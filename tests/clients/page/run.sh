@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks the chat page of a server in headless Chromium. Screenshots go to target/page/. An argument
 # selects the checks whose names contain it. With `--install`, the script only installs packages.
+# With `--pictures`, it draws the README's pictures into tests/clients/page/pictures.
 #
 # Requirements: `cargo build --release` and, unless the script runs as root on Debian or Ubuntu and
 # may install them, Node.js 18 or later with npm, and Chromium. $CHROMIUM names a browser that is
@@ -42,5 +43,9 @@ fi
 
 [ -x "$bin/sterna" ] || fail "$bin/sterna is missing; run: cargo build --release"
 mkdir -p "$target/page"
-STERNA="$bin/sterna" CHROMIUM="$chromium" PACKAGES="$node_folder" OUT="$target/page" \
+export STERNA="$bin/sterna" CHROMIUM="$chromium" PACKAGES="$node_folder" OUT="$target/page"
+if [ "${1:-}" = --pictures ]; then
+    OUT="$PWD/tests/clients/page/pictures" node "$here/pictures.mjs"
+else
     node "$here/check.mjs" "$@"
+fi
