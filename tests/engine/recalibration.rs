@@ -11,8 +11,8 @@ use sterna_scheduler::{Batch, Limits};
 use super::model::{Gate, Recorder, VOCABULARY, gate, mix};
 use super::running::{Answer, config, request, start_model};
 
-/// A model of whose steps half take longer, in no order, as beside other work. So the engine
-/// measures their cost again when it is idle.
+/// A model of whose steps two of three take longer, in no order, as beside other work. So the
+/// engine measures their cost again when it is idle.
 struct Disturbed {
     model: Recorder,
     observed: Arc<Mutex<Observed>>,
@@ -41,14 +41,15 @@ impl Forward for Disturbed {
         let mut observed = self.observed.lock().expect("no holder panics");
         observed.steps += 1;
         observed.last_tokens = batch.tokens(&batch.rows()[0]).to_vec();
-        let (gate, is_slow) = (observed.gate.take(), mix(observed.steps).is_multiple_of(2));
+        let (gate, is_slow) = (observed.gate.take(), !mix(observed.steps).is_multiple_of(3));
         drop(observed);
         if let Some(gate) = gate {
             let _ = gate.entered.send(());
             let _ = gate.pass.recv();
         }
         if is_slow {
-            std::thread::sleep(Duration::from_millis(2));
+            // Much longer than the other steps, also beside real other work.
+            std::thread::sleep(Duration::from_millis(10));
         }
         self.model.forward(batch, pages)
     }
