@@ -53,7 +53,7 @@ impl Cli {
         };
         let positional = serve.model.positional.take();
         serve.model.path = positional.or(serve.model.path.take());
-        take_model_from_names(&mut serve.model);
+        take_model_from_names(&mut serve.model)?;
         Ok(cli)
     }
 }
@@ -61,12 +61,28 @@ impl Cli {
 /// Makes the last name the model, if the command line gives several names, no model, and the last
 /// name is a path. `--served-model-name` takes all values that follow it, so it has taken the path
 /// of `--served-model-name mymodel /path/model` too.
-fn take_model_from_names(model: &mut ModelFlags) {
-    let is_path = |name: &String| PathBuf::from(name).is_absolute() || Path::new(name).exists();
+///
+/// # Errors
+/// If the last name may be that of a model on the hub. Serving the demo under it would mislead.
+fn take_model_from_names(model: &mut ModelFlags) -> Result<(), Error> {
     let has_more = model.names.len() > 1;
-    if model.path.is_none() && has_more && model.names.last().is_some_and(is_path) {
+    let Some(last) = model
+        .names
+        .last()
+        .filter(|_| model.path.is_none() && has_more)
+    else {
+        return Ok(());
+    };
+    if PathBuf::from(last).is_absolute() || Path::new(last).exists() {
         model.path = model.names.pop().map(PathBuf::from);
+    } else if last.contains('/') {
+        let text = format!(
+            "--served-model-name takes all values that follow it, also '{last}'. Give the model \
+             before this flag, or with --model\n"
+        );
+        return Err(Error::raw(ErrorKind::ArgumentConflict, text));
     }
+    Ok(())
 }
 
 /// A setting of the file: a flag, by its name in the program, and its values.
@@ -295,8 +311,12 @@ mod tests {
             (named.names, named.path),
             (vec!["a".to_owned()], Some("/dir/model".into()))
         );
-        let names = read(&["--served-model-name", "a", "org/b"]).unwrap().model;
+        let names = read(&["--served-model-name", "a", "b"]).unwrap().model;
         assert_eq!((names.names.len(), names.path), (2, None));
+        let unclear = read(&["--served-model-name", "a", "org/b"]).unwrap_err();
+        assert!(unclear.contains("also 'org/b'"), "{unclear}");
+        let clear = read(&["org/b", "--served-model-name", "a", "org/b"]).unwrap();
+        assert_eq!(clear.model.names.len(), 2);
         let twice = read(&["a", "--model", "b"]).unwrap_err();
         assert!(twice.contains("given twice: 'a' and --model"), "{twice}");
         let late = read(&["--port", "0", "bench"]).unwrap_err();

@@ -180,24 +180,25 @@ impl Calibration {
             spread,
             interference,
         } = self;
+        tracing::debug!(?cost, "the cost of a step, in nanoseconds");
         if self.is_disturbed() {
+            let Interference {
+                stolen,
+                throttled,
+                waited,
+            } = interference;
             tracing::warn!(
                 milliseconds,
                 samples,
-                ?cost,
                 spread,
-                ?interference,
+                stolen,
+                throttled,
+                waited,
                 "other work disturbed the measurement of the cost of a step; the server measures \
                  again when it is idle"
             );
         } else {
-            tracing::info!(
-                milliseconds,
-                samples,
-                ?cost,
-                spread,
-                "measured the cost of a step"
-            );
+            tracing::info!(milliseconds, samples, spread, "measured the cost of a step");
         }
     }
 }

@@ -74,9 +74,9 @@ impl SamplingCosts {
         let mut bench = DrawBench::new(sampler, logits, vocabulary);
         let costs = bench.measure(vocabulary);
         bench.sampler.take_draws().for_each(drop);
-        tracing::info!(
+        tracing::debug!(
             ?costs,
-            "measured what sampling parameters add to a draw, in nanoseconds"
+            "what sampling parameters add to a draw, in nanoseconds"
         );
         costs
     }

@@ -4,6 +4,7 @@
 use std::env;
 use std::fmt;
 use std::fs;
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -108,9 +109,13 @@ impl HubSettings {
     }
 }
 
-/// Reads the token that `hf auth login` has written.
+/// Reads the token that `hf auth login` has written, if it has.
 fn token_file(path: &Path) -> Option<Result<HubToken, String>> {
-    let text = fs::read_to_string(path).ok()?;
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return None,
+        Err(error) => return Some(Err(format!("{}: {error}", path.display()))),
+    };
     if text.trim().is_empty() {
         return None; // As Hugging Face's own programs read it.
     }
@@ -161,6 +166,16 @@ mod tests {
         assert_eq!(cache(&[home, hf, hub]), Path::new("/hub"));
         assert_eq!(cache(&[("HF_HOME", " "), home]), cache(&[home]));
         assert!(read(&[]).unwrap_err().contains("Set HF_HOME"));
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_read_is_an_error() {
+        let name = format!("sterna-token-{}", std::process::id());
+        let home = env::temp_dir().join(name);
+        fs::create_dir_all(home.join("token")).unwrap();
+        let error = read(&[("HF_HOME", home.to_str().unwrap())]).unwrap_err();
+        fs::remove_dir_all(&home).unwrap();
+        assert!(error.contains("token: "), "{error}");
     }
 
     #[test]

@@ -34,9 +34,12 @@ impl TargetServer {
             let scale = measure_scale(&client).await?;
             Ok((client, scale))
         };
-        let (client, scale) = connect
-            .await
-            .map_err(|failure: Failure| format!("{url}: {failure}"))?;
+        let (client, scale) = connect.await.map_err(|failure: Failure| match failure {
+            Failure::Connection(_) => format!(
+                "{url}: {failure}. Start a server there, or give another address with --url"
+            ),
+            _ => format!("{url}: {failure}"),
+        })?;
         Ok(TargetServer {
             client: Arc::new(client),
             settings: Arc::new(ConversationSettings {
