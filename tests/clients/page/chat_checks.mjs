@@ -195,6 +195,7 @@ check('formulas are shown and can be copied, and prices stay text', async ({ fas
   const page = await open(fast.url, { isPhone: true });
   const content = [
     'The roots of $ax^2 + bx + c$ cost $5 or $10, and \\(\\alpha \\ne \\beta\\):',
+    'Pay $5; set `$PATH`.',
     '\\[',
     'x_{1,2} = \\frac{-b \\pm \\sqrt{b^2 - 4ac}}{2a}',
     '\\]',
@@ -212,10 +213,11 @@ check('formulas are shown and can be copied, and prices stay text', async ({ fas
   const count = selector => answer.locator(selector).count();
   assert.deepEqual(
     await Promise.all(['math', '.formula', 'mfrac', 'msqrt', 'mtable', 'code'].map(count)),
-    [4, 2, 2, 1, 1, 1],
+    [4, 2, 2, 1, 1, 2],
   );
   const text = await answer.textContent();
-  for (const part of ['cost $5 or $10', 'α', '≠', '∑', '𝐀', '\\unknown', '$$ a'])
+  const prices = ['cost $5 or $10', 'Pay $5; set $PATH', '$$ a'];
+  for (const part of [...prices, 'α', '≠', '∑', '𝐀', '\\unknown'])
     assert.ok(text.includes(part), `${part} in ${text}`);
   await answer.getByRole('button', { name: 'Copy this formula' }).first().click();
   const copied = await page.evaluate(() => navigator.clipboard.readText());
@@ -322,6 +324,10 @@ check('a text file is attached, kept and exported as Markdown', async ({ fast })
     .locator('#attach-file')
     .setInputFiles([file('a.py', `${code}\n`), file('b.txt', 'no')]);
   await page.getByRole('button', { name: 'Remove b.txt' }).click();
+  const half = 'x'.repeat(600 * 1024);
+  await page.locator('#attach-file').setInputFiles([file('c.txt', half), file('d.txt', half)]);
+  await shows(page, 'With d.txt, the files are larger than 1 MiB');
+  await page.getByRole('button', { name: 'Remove c.txt' }).click();
   await screenshot(page, 'attached-light');
   await audit(page, 'an attached file');
   const [request] = await Promise.all([

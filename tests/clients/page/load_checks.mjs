@@ -164,6 +164,20 @@ check('a missing, a wrong and a right key each get their answer', async ({ tenan
   await page.fill('#admin-key', KEYS.admin);
   await page.getByRole('button', { name: 'Show' }).click();
   await page.locator('.tenants tbody th', { hasText: 'free' }).waitFor();
+  // A tenant's line shows an answer, also after another view.
+  const line = page.locator('.tenants tr', { hasText: 'free' }).locator('path');
+  const heights = async () =>
+    (await line.getAttribute('d')).split('L').map(point => point.split(' ')[1]);
+  await fetch(`${tenants.url}/v1/completions`, {
+    method: 'POST',
+    headers: { authorization: `Bearer ${KEYS.free}`, 'content-type': 'application/json' },
+    body: JSON.stringify({ prompt: 'A', max_tokens: 32, ignore_eos: true }),
+  });
+  await until('the line shows the answer', async () => new Set(await heights()).size > 1);
+  await page.click('#new-chat');
+  await page.evaluate(() => document.querySelector('.tenants tbody').replaceChildren());
+  await page.click('#open-server');
+  assert.ok(new Set(await heights()).size > 1, 'the line remembers the answer');
   await finish(page);
 });
 

@@ -65,7 +65,7 @@ export function connectComposer({ toEnd, editLast }) {
     const chosen = [...chooser.files];
     chooser.value = '';
     const read = (await Promise.all(chosen.map(readText))).filter(file => file !== null);
-    if (drafted === conversation) attach([...files, ...read]);
+    if (drafted === conversation) attach(read.reduce(withFile, files));
     box.focus();
   });
   box.addEventListener('input', update);
@@ -109,6 +109,14 @@ async function readText(file) {
   }
   toast(`${name} is not a text file, so it is not attached.`);
   return null;
+}
+
+/** Returns `files` with one more, if a body has room for all of them. */
+function withFile(files, file) {
+  const size = [...files, file].reduce((sum, { text }) => sum + new Blob([text]).size, 0);
+  if (size <= MOST_FILE_BYTES) return [...files, file];
+  toast(`With ${file.name}, the files are larger than 1 MiB, so it is not attached.`);
+  return files;
 }
 
 function showContext() {

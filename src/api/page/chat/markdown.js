@@ -276,7 +276,7 @@ function parseCodeSpan(text, at, unclosed) {
 }
 
 // `$x$` and `$$x$$`. As in Pandoc, text stands close to the dollars, and no digit follows, so that
-// prices stay text.
+// prices stay text. A code span between single dollars has a dollar of its own, such as `$PATH`.
 function parseDollars(text, at, unclosed) {
   const mark = text[at + 1] === '$' ? '$$' : '$';
   if (unclosed.has(mark)) return null;
@@ -284,7 +284,9 @@ function parseDollars(text, at, unclosed) {
   if (mark === '$' && !/\S/.test(text[start] ?? ' ')) return null;
   for (let end = text.indexOf(mark, start); end >= 0; end = text.indexOf(mark, end + 1)) {
     const isEnd = mark === '$$' || (/[^\s\\]/.test(text[end - 1]) && !/\d/.test(text[end + 1]));
-    if (isEnd) return formulaSpan(text.slice(start, end), end + mark.length);
+    if (!isEnd) continue;
+    const formula = text.slice(start, end);
+    return mark === '$' && formula.includes('`') ? null : formulaSpan(formula, end + mark.length);
   }
   unclosed.add(mark);
   return null;

@@ -16,6 +16,8 @@ const TENANT_TOKENS = 'sterna_tenant_tokens_total';
 const TENANT_FIRST_TOKEN = 'sterna_tenant_time_to_first_token_seconds';
 const PAGE_STATES = ['private', 'tree_pinned', 'tree_cached', 'free'];
 const RESPONSES = 'sterna_http_responses_total';
+/** A sample of the server that is as close to a point tells nothing new. */
+const TOGETHER_MS = 2500;
 /** A rate over a shorter time would be mostly chance. */
 const SHORTEST_STEP_MS = 1000;
 
@@ -33,11 +35,17 @@ export class History {
   points = [];
   #samples = [];
 
-  /** Adds samples that the server has kept, as of `time`. They have no tenants. */
-  addRecent(time, samples) {
+  /**
+   * Adds samples that the server has kept, as of `time`. They have no tenants, so the points of an
+   * `earlier` history stay, and samples fill what it missed.
+   */
+  addRecent(time, samples, earlier) {
     for (const { age_ms: ageMs, metrics } of samples) {
       if (ageMs >= SHORTEST_STEP_MS) this.add(time - ageMs, parseMetrics(metrics));
     }
+    const seen = (earlier?.points ?? []).filter(point => point.time >= time - LONGEST_MS);
+    const isNew = point => !seen.some(other => Math.abs(other.time - point.time) < TOGETHER_MS);
+    this.points = [...seen, ...this.points.filter(isNew)].sort((a, b) => a.time - b.time);
   }
 
   /** Adds the metrics that the server had at `time`, in milliseconds. */

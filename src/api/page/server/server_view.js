@@ -101,6 +101,7 @@ function secondsOfAxis(value) {
 export class ServerView {
   #place = byId('server-view');
   #history = null; // Null until the server's last minutes are there.
+  #earlier = null; // What was shown before.
   #charts = [];
   #parts = null; // The elements that change, once the metrics can be read.
   #timer = 0;
@@ -110,7 +111,7 @@ export class ServerView {
   show() {
     if (this.#isShown) return;
     this.#isShown = true;
-    this.#history = null;
+    this.#forget();
     this.#look();
   }
 
@@ -120,11 +121,16 @@ export class ServerView {
     clearTimeout(this.#timer);
   }
 
+  #forget() {
+    this.#earlier = this.#history ?? this.#earlier;
+    this.#history = null;
+  }
+
   async #look() {
     clearTimeout(this.#timer);
     try {
       // A hidden page asks nothing. What it misses comes from the server's last minutes.
-      if (document.hidden) this.#history = null;
+      if (document.hidden) this.#forget();
       else await this.#ask();
     } catch (error) {
       this.#fail(error);
@@ -138,7 +144,7 @@ export class ServerView {
     if (!this.#history) {
       const recent = await fetchRecentMetrics(adminKey(), signal);
       this.#history = new History();
-      this.#history.addRecent(performance.now(), recent);
+      this.#history.addRecent(performance.now(), recent, this.#earlier);
     }
     this.#take(await fetchMetrics(adminKey(), signal));
   }
