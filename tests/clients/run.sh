@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks a server with real clients: the SDKs of OpenAI and Anthropic, clients that build on
-# OpenAI's API, lm-eval and schemathesis in an environment of their own, two SDKs of Node, then the
-# load test.
+# OpenAI's API, the requests of Open WebUI, lm-eval and schemathesis in an environment of their own,
+# two SDKs of Node, then the load test.
 #
 # Requirements: `cargo build --release --workspace`, Python 3.10 or later, and Node.js 18 or later
 # with npm. The script leaves no process behind, and no file outside of $STERNA_PACKAGES. With
@@ -84,7 +84,7 @@ command -v npm >/dev/null || fail "npm is missing; install Node.js with npm"
 # lm-eval takes its tokenizer from transformers, which needs no torch for that.
 python_packages clients 'openai==2.*' 'anthropic==2.*' 'openapi-spec-validator==0.9.*' \
     'schemathesis==4.*' 'lm_eval[api]==0.4.13' 'transformers==5.*' 'litellm[proxy]==1.106.*' \
-    'langchain-openai==1.7.*' 'pydantic-ai-slim[openai]==2.31.*' 'llm==0.32.*'
+    'langchain-openai==1.7.*' 'pydantic-ai-slim[openai]==2.31.*' 'llm==0.32.*' 'aiohttp==3.*'
 node_packages clients 'openai@6' 'ai@6' '@ai-sdk/openai-compatible@2' 'zod@4'
 [ "${1:-}" = --install ] && exit
 
@@ -114,6 +114,9 @@ TMPDIR="$work" "$python" "$here/python_sdks.py" --url "$large_url"
 
 printf '\nthe proxy of litellm\n'
 TMPDIR="$work" "$python" "$here/litellm_proxy.py" --url "$large_url"
+
+printf '\nthe requests of Open WebUI\n'
+"$python" "$here/open_webui.py" --url "$large_url"
 
 printf '\nembeddings, through the OpenAI SDK\n'
 start embedding --model tests/fixtures/embedding-qwen3
