@@ -2,14 +2,14 @@
 # Checks the files of deploy/ with the tools of their systems: the unit with systemd-analyze, and
 # the Kubernetes base with Kustomize and the schemas of its resources.
 #
-# Requirements: Python 3.10 or later, npm, x86-64, and systemd-analyze; if systemd-analyze is
-# missing, the script unpacks Debian's package. The script starts no server, and leaves no file
-# outside of $STERNA_PACKAGES. With `--install`, it only installs packages there.
+# Requirements: Python 3.10 or later, npm, x86-64, and systemd-analyze. If the last one is missing
+# and the script runs as root, the script installs it with apt-get. The script starts no server, and
+# leaves no other file outside of $STERNA_PACKAGES. With `--install`, it only installs packages.
 #
-# Neither Debian 12 nor PyPI nor npm has kubeconform or kustomize (November 2026). So kubectl stands
-# for kustomize: it has the same code in it. Debian's kubectl 1.20 is too old, because its Kustomize
-# does not know `labels`. AWS publishes newer ones on npm, in a layer for its Lambda functions.
-# `kubernetes-validate` on PyPI has the JSON schemas that kubeconform reads.
+# Debian 12, PyPI and npm have no kubeconform, and not the program kustomize (November 2026; PyPI's
+# `kustomize` is another program, in Python). So kubectl stands for kustomize, whose code it has in
+# it. Debian's kubectl 1.20 is too old. AWS publishes newer ones on npm, in a layer for its Lambda
+# functions. PyPI's `kubernetes-validate` has schemas of the kind that kubeconform reads.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 cd "$here/../../.."

@@ -13,9 +13,10 @@ export NO_PROXY=127.0.0.1 no_proxy=127.0.0.1
 export RAY_USAGE_STATS_ENABLED=0
 # Ray's sockets have long names below this folder, and a socket's path has at most 107 bytes.
 RAY_TMPDIR="$(mktemp -d /tmp/ray.XXXX)"
-export RAY_TMPDIR HOME="$RAY_TMPDIR" # Ray writes a key into the home folder.
+export RAY_TMPDIR
 trap 'rm -rf "$RAY_TMPDIR" "$temporary_packages"' EXIT
 
 python_packages ray 'ray[serve]==2.60.*' 'aiohttp==3.*' 'httpx==0.28.*'
 [ "${1:-}" = --install ] && exit
-"$python" "$here/check.py" --bin "$bin" --deploy "$PWD/deploy"
+# Ray writes a key into the home folder.
+HOME="$RAY_TMPDIR" "$python" "$here/check.py" --bin "$bin" --deploy "$PWD/deploy"
