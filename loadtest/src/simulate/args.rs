@@ -7,6 +7,7 @@ use sterna_scheduler::INTER_TOKEN_TARGET;
 
 use super::disturbance::DisturbanceKind;
 use super::policies;
+use super::router::{HashKey, RouterKind};
 use crate::flags::{fraction, positive};
 use crate::workload::names;
 
@@ -55,7 +56,8 @@ pub(crate) struct SimulateArgs {
     /// Seed of the workload and of the noise.
     #[arg(long, default_value_t = 1)]
     pub(super) seed: u64,
-    /// Machine seconds of work that arrive per second. If omitted: the workload's own load.
+    /// Machine seconds of work that arrive per second, for each machine. If omitted: the workload's
+    /// own load.
     #[arg(long, value_parser = positive)]
     pub(super) load: Option<f64>,
     /// Sessions that start per second, instead of --load.
@@ -85,6 +87,33 @@ pub(crate) struct SimulateArgs {
     /// coefficients in nanoseconds, as `drive --costs` writes it.
     #[arg(long, default_value = "2b-2core")]
     pub(super) cost: String,
+    /// Number of machines behind the router. Each has a server with the scheduler and a cache.
+    #[arg(long, value_name = "N", requires = "router")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    machines: Option<u32>,
+    /// How the router chooses the machine of a request.
+    #[arg(long, value_name = "KIND", requires = "machines")]
+    pub(super) router: Option<RouterKind>,
+    /// What consistent hashing maps to a machine.
+    #[arg(
+        long,
+        value_name = "KEY",
+        requires = "machines",
+        default_value = "session"
+    )]
+    pub(super) hash_by: HashKey,
+    /// Each machine fails after this many seconds of virtual time on average. Its cache is lost.
+    #[arg(long, value_name = "SECONDS", requires = "machines", value_parser = positive)]
+    pub(super) mtbf_seconds: Option<f64>,
+    /// A machine that failed returns after this many seconds.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        requires = "mtbf_seconds",
+        default_value_t = 60.0
+    )]
+    #[arg(value_parser = positive)]
+    pub(super) down_seconds: f64,
     /// Largest deviation of a step's time from its prediction, as a share of the prediction.
     #[arg(long, default_value_t = 0.03, value_parser = fraction)]
     pub(super) noise: f64,
@@ -110,4 +139,11 @@ pub(crate) struct SimulateArgs {
     /// Print JSON instead of text.
     #[arg(long)]
     pub(super) json: bool,
+}
+
+impl SimulateArgs {
+    /// Returns the number of machines.
+    pub(super) fn machines(&self) -> usize {
+        self.machines.unwrap_or(1) as usize
+    }
 }

@@ -92,15 +92,15 @@ pub(super) struct SimulatedMachine {
 }
 
 impl SimulatedMachine {
-    /// Creates a machine. A step's time deviates from its cost by at most the share `noise`, and
-    /// all deviations are equally likely.
-    pub(super) fn new(cost: CostModel, noise: f64, seed: u64) -> SimulatedMachine {
+    /// Creates the machine `number` of a run. A step's time deviates from its cost by at most the
+    /// share `noise`, and all deviations are equally likely.
+    pub(super) fn new(cost: CostModel, noise: f64, seed: u64, number: u64) -> SimulatedMachine {
         SimulatedMachine {
             cost,
             noise,
             disturbance: None,
             burst: Burst::default(),
-            random: stream(seed, u64::MAX / 2),
+            random: stream(seed, u64::MAX / 2 + number),
         }
     }
 
@@ -247,7 +247,7 @@ mod tests {
     fn noise_is_bounded_and_a_function_of_its_seed() {
         let step = StepShape::decode(100);
         let times = |seed| {
-            let mut machine = SimulatedMachine::new(TWO_CORES, 0.03, seed);
+            let mut machine = SimulatedMachine::new(TWO_CORES, 0.03, seed, 0);
             (0..1000)
                 .map(|_| machine.run(step, 0))
                 .collect::<Vec<u64>>()

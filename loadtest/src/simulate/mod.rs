@@ -1,14 +1,18 @@
-//! `simulate`: a workload in virtual time, with the product's scheduler and a cost model.
+//! `simulate`: a workload in virtual time, with the product's scheduler and a cost model, on one
+//! machine or on many behind a router.
 
 mod args;
 mod disturbance;
 mod event_loop;
+mod failures;
 mod fairness;
 mod machine;
 mod policies;
 mod print;
 mod record;
 mod report;
+mod router;
+mod server;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -20,10 +24,14 @@ use crate::workload::{CONTEXT, RecordedTrace, Trace, Workload, all, named};
 pub(crate) use args::SimulateArgs;
 use disturbance::Disturbance;
 use event_loop::EventLoop;
+use failures::Failures;
 use machine::{SimulatedMachine, cost_model, session_rate};
+use policies::PolicyPreset;
 use print::comparison;
 use record::{Objective, SimulationRecorder};
-use report::{RunLabel, SimulationReport};
+use report::{FleetLabel, RunLabel, SimulationReport};
+use router::{Router, RouterKind};
+use server::ServerSettings;
 
 /// The sessions that are sampled to convert a load into a session rate.
 const SAMPLE: u64 = 4000;
@@ -81,7 +89,8 @@ impl Simulation<'_> {
             None => Trace::new(&workload, args.seed, 1.0),
         };
         let sample: Vec<_> = trace.requests(SAMPLE).collect();
-        let full_rate = session_rate(&cost, &sample);
+        let machines = args.machines() as f64;
+        let full_rate = machines * session_rate(&cost, &sample);
         let rate = args.rate.or(recorded.as_ref().map(RecordedTrace::rate));
         let load = match rate {
             Some(rate) => rate / full_rate,
@@ -134,15 +143,12 @@ impl Simulation<'_> {
             .seconds(args.seconds.unwrap_or(f64::INFINITY))
             .only(self.only);
         let disturbance = disturbance(args);
-        let machine =
-            SimulatedMachine::new(self.cost, args.noise, args.seed).disturbed(disturbance);
         let recorder = SimulationRecorder::new(&self.workload, objective).disturbed(disturbance);
-        let events =
-            EventLoop::new(&self.workload, trace, preset, machine, recorder).clients(args.clients);
+        let events = self.event_loop(preset, trace, recorder);
         let bar = progress_bar(args.requests).with_prefix(format!("{name:<14}"));
         let start = Instant::now();
         let mut steps = 0u64;
-        let record = events.run(|now, ended| {
+        let (record, work) = events.run(|now, ended| {
             steps += 1;
             if steps.is_multiple_of(1024) {
                 bar.set_position(ended);
@@ -156,8 +162,36 @@ impl Simulation<'_> {
             seed: args.seed,
             load: self.load,
             sessions_per_second: self.rate,
+            fleet: args.router.map(|router| FleetLabel {
+                machines: args.machines(),
+                router: router.name(),
+            }),
         };
-        SimulationReport::new(label, record, start.elapsed().as_secs_f64())
+        SimulationReport::new(label, record, &work, start.elapsed().as_secs_f64())
+    }
+
+    /// Returns the servers behind their router, before the first request.
+    fn event_loop(
+        &self,
+        preset: PolicyPreset,
+        trace: Trace,
+        recorder: SimulationRecorder,
+    ) -> EventLoop {
+        let args = self.args;
+        let count = args.machines();
+        let machine = |number| {
+            SimulatedMachine::new(self.cost, args.noise, args.seed, number)
+                .disturbed(disturbance(args))
+        };
+        let machines = (0..count as u64).map(machine).collect();
+        // One machine gets all requests from any router.
+        let kind = args.router.unwrap_or(RouterKind::RoundRobin);
+        let router = Router::new(kind, count).hash_by(args.hash_by);
+        let settings = ServerSettings::new(&self.workload, preset);
+        let failures = |mean| Failures::new(count, mean, args.down_seconds, args.seed);
+        EventLoop::new(settings, machines, router, trace, recorder)
+            .clients(args.clients)
+            .failures(args.mtbf_seconds.map(failures))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::report::{PhaseFigures, SimulationReport, StepCounts};
+use super::report::{FleetLabel, PhaseFigures, SimulationReport, StepCounts};
 use crate::latency::Percentiles;
 
 impl fmt::Display for SimulationReport {
@@ -13,6 +13,10 @@ impl fmt::Display for SimulationReport {
             "workload {}, policy {}, seed {}, load {:.2} ({:.3} sessions/s)",
             label.workload, label.policy, label.seed, label.load, label.sessions_per_second,
         )?;
+        if let Some(fleet) = label.fleet {
+            let FleetLabel { machines, router } = fleet;
+            writeln!(f, "{machines} machines behind a router: {router}")?;
+        }
         writeln!(
             f,
             "{:.0} s of virtual time, simulated in {:.1} s",
@@ -26,6 +30,7 @@ impl fmt::Display for SimulationReport {
         }
         writeln!(f)?;
         self.work(f)?;
+        self.machines(f)?;
         self.latencies(f)?;
         self.phases(f)?;
         self.prefix_hits(f)?;
@@ -55,6 +60,23 @@ impl SimulationReport {
             line(f, "  p99", ratio.p99, 3)?;
         }
         Ok(())
+    }
+
+    fn machines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(fleet) = &self.fleet else {
+            return Ok(());
+        };
+        heads(f, "machines", &[])?;
+        line(f, "most tokens over the mean", fleet.token_imbalance, 2)?;
+        line(
+            f,
+            "most machine time over the mean",
+            fleet.busy_imbalance,
+            2,
+        )?;
+        line(f, "machines used", fleet.used_machines as f64, 0)?;
+        line(f, "failures", fleet.failures as f64, 0)?;
+        line(f, "requests sent again", fleet.sent_again as f64, 0)
     }
 
     fn latencies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use sterna_scheduler::{FinishReason, Micros, Refusal, Row, Snapshot};
+use sterna_scheduler::{FinishReason, Micros, Refusal, Row};
 
 use super::disturbance::{Disturbance, RunPhase};
 use super::fairness::Fairness;
@@ -41,10 +41,11 @@ pub(super) struct SimulatedRequest {
     pub(super) turn: ChatTurn,
     /// The length of the prompt.
     pub(super) prompt_len: u32,
+    /// When the request arrived.
+    pub(super) submitted: Micros,
     tenant: u32,
     class: usize,
-    submitted: Micros,
-    steps_before: u64,   // The steps of the run before the submission.
+    steps_before: u64,   // The steps of the server before the submission.
     cacheable: u32,      // Prompt tokens that an infinite cache would have.
     cached: Option<u32>, // Prompt tokens from the cache. `None`: not admitted yet.
     computed: u32,       // The end of the positions that were ever computed.
@@ -90,6 +91,10 @@ pub(super) struct Totals {
     pub(super) recomputed_tokens: u64,
     pub(super) preemptions: u64,
     pub(super) evictions: u64,
+    /// Machines that failed.
+    pub(super) failures: u64,
+    /// Requests that were sent again because their machine failed before their first token.
+    pub(super) sent_again: u64,
     pub(super) steps: u64,
     /// Machine time of all steps.
     pub(super) busy_nanos: u64,
@@ -171,6 +176,11 @@ impl SimulatedRequest {
             service: 0,
         }
     }
+
+    /// Returns whether the answer has a token.
+    pub(super) fn has_begun(&self) -> bool {
+        self.answer.time_to_first_token.is_some()
+    }
 }
 
 impl SimulationRecorder {
@@ -220,8 +230,13 @@ impl SimulationRecorder {
         self.fairness.advance_to(now);
     }
 
-    /// Records that the scheduler accepted a request.
-    pub(super) fn submitted(&mut self, request: &mut SimulatedRequest, session: &Session) {
+    /// Records that the scheduler of a server accepted a request, after `steps` steps.
+    pub(super) fn submitted(
+        &mut self,
+        request: &mut SimulatedRequest,
+        session: &Session,
+        steps: u64,
+    ) {
         let mut known_tokens = 0;
         let mut is_known = true;
         for text in &session.shared {
@@ -233,7 +248,7 @@ impl SimulationRecorder {
             Some(before) => session.prompt_len(before) + session.turns[before].answer.tokens - 1,
             None => known_tokens,
         };
-        request.steps_before = self.totals.steps;
+        request.steps_before = steps;
         request.cacheable = known.min(request.prompt_len - 1);
         self.fairness.queued(request.tenant);
     }
@@ -256,6 +271,29 @@ impl SimulationRecorder {
     pub(super) fn displaced(&mut self, request: &SimulatedRequest, retry_after: Micros) {
         self.fairness.dequeued(request.tenant);
         self.rejected(&Refusal::Overloaded { retry_after });
+    }
+
+    /// Records that the router refused a request because no machine is alive.
+    pub(super) fn unrouted(&mut self) {
+        *self.refusals.entry("no_machine").or_default() += 1;
+    }
+
+    /// Records that a machine failed.
+    pub(super) fn failed(&mut self) {
+        self.totals.failures += 1;
+    }
+
+    /// Records that a request without a token was lost with its machine.
+    pub(super) fn lost(&mut self, request: &SimulatedRequest) {
+        if request.cached.is_none() {
+            self.fairness.dequeued(request.tenant);
+        }
+        self.totals.wasted_nanos += request.service;
+    }
+
+    /// Records that the router sends a request again.
+    pub(super) fn sent_again(&mut self) {
+        self.totals.sent_again += 1;
     }
 
     /// Records the first admission of a request.
@@ -283,8 +321,8 @@ impl SimulationRecorder {
         request.computed = request.computed.max(end - (row.logits.max(1) - 1));
     }
 
-    /// Records that an answer grew by one token, at the end of a step.
-    pub(super) fn token(&mut self, request: &mut SimulatedRequest, at: Micros) {
+    /// Records that an answer grew by one token, at the end of the step `step` of its server.
+    pub(super) fn token(&mut self, request: &mut SimulatedRequest, at: Micros, step: u64) {
         let class = &mut self.classes[request.class];
         let mut phase = self.phases.as_mut().map(|phases| phases.at(at));
         if let Some(phase) = &mut phase {
@@ -298,9 +336,7 @@ impl SimulationRecorder {
             if let Some(phase) = phase {
                 phase.first_token.record_micros(wait);
             }
-            // The current step is not counted in the totals yet.
-            let steps = self.totals.steps + 1 - request.steps_before;
-            class.steps_to_first_token += steps;
+            class.steps_to_first_token += step - request.steps_before;
             self.first_tokens.push((request.tenant, wait as f32 / 1e6));
         } else {
             let wait = at - answer.last_token;
@@ -361,10 +397,10 @@ impl SimulationRecorder {
         first <= self.objective.first_token && between <= gaps * self.objective.inter_token
     }
 
-    /// Records the end of the run.
-    pub(super) fn end(&mut self, now: Micros, snapshot: &Snapshot) {
+    /// Records the end of the run, and the evictions of all servers.
+    pub(super) fn end(&mut self, now: Micros, evictions: u64) {
         self.totals.end = now;
-        self.totals.evictions = snapshot.evictions;
+        self.totals.evictions = evictions;
     }
 }
 
@@ -386,7 +422,7 @@ mod tests {
         let mut cacheable = |index| {
             let key = TurnKey { session: 0, index };
             let mut request = SimulatedRequest::new(&session, key, 0);
-            record.submitted(&mut request, &session);
+            record.submitted(&mut request, &session, 0);
             request.cacheable
         };
         assert_eq!(cacheable(0), 0, "the first request of the tenant");

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::fairness::FairnessReport;
-use super::record::{ClassRecord, PhaseRecords, PrefixTokens, SimulationRecorder};
+use super::record::{ClassRecord, PhaseRecords, PrefixTokens, SimulationRecorder, Totals};
+use super::server::ServerWork;
 use crate::latency::Percentiles;
 
 /// The figures of one policy on one workload. Times are virtual seconds, except where noted.
@@ -19,7 +20,7 @@ pub(crate) struct SimulationReport {
     pub(super) refusals: BTreeMap<&'static str, u64>,
     /// The time until the last request ended.
     pub(super) seconds: f64,
-    /// The time in which the machine computed steps.
+    /// The time in which the machines computed steps, summed over them.
     pub(super) busy_seconds: f64,
     pub(super) steps: u64,
     pub(super) output_tokens: u64,
@@ -47,8 +48,27 @@ pub(crate) struct SimulationReport {
     /// The figures before, during and after the disturbance, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) phases: Option<PhaseReport>,
+    /// The figures of the machines, if a router is before them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) fleet: Option<FleetFigures>,
     /// Real seconds that this simulation took.
     pub(super) wall_seconds: f64,
+}
+
+/// The figures of machines behind a router.
+#[derive(Serialize)]
+pub(super) struct FleetFigures {
+    /// The most tokens that a machine computed, over the mean.
+    pub(super) token_imbalance: f64,
+    /// The longest time that a machine computed, over the mean.
+    pub(super) busy_imbalance: f64,
+    /// The machines that computed any token.
+    pub(super) used_machines: usize,
+    /// How often a machine failed.
+    pub(super) failures: u64,
+    /// Requests that were sent again because their machine failed before their first token. A
+    /// request counts each time.
+    pub(super) sent_again: u64,
 }
 
 /// The figures of one class.
@@ -123,16 +143,28 @@ pub(super) struct RunLabel {
     /// Machine seconds of work that arrive per second.
     pub(super) load: f64,
     pub(super) sessions_per_second: f64,
+    #[serde(flatten)]
+    pub(super) fleet: Option<FleetLabel>,
+}
+
+/// Identifies the machines and their router.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct FleetLabel {
+    pub(super) machines: usize,
+    pub(super) router: &'static str,
 }
 
 impl SimulationReport {
-    /// Computes the figures of a finished run that took `wall_seconds`.
+    /// Computes the figures of a finished run that took `wall_seconds`. `work` is what each server
+    /// did.
     pub(super) fn new(
         label: RunLabel,
         mut record: SimulationRecorder,
+        work: &[ServerWork],
         wall_seconds: f64,
     ) -> SimulationReport {
         let totals = record.totals;
+        let fleet = label.fleet.map(|_| fleet(work, &totals));
         let seconds = totals.end as f64 / 1e6;
         let busy_seconds = totals.busy_nanos as f64 / 1e9;
         let requests: u64 = record.ends.values().sum();
@@ -164,6 +196,7 @@ impl SimulationReport {
                 .phases
                 .as_ref()
                 .map(|phases| phase_report(phases, totals.end)),
+            fleet,
             prediction: has_predictions.then(|| quantiles(&record.steps.prediction)),
             ends: record.ends,
             refusals: record.refusals,
@@ -191,6 +224,21 @@ fn phase_report(phases: &PhaseRecords, end: u64) -> PhaseReport {
         before: figures(0),
         during: figures(1),
         after: figures(2),
+    }
+}
+
+fn fleet(work: &[ServerWork], totals: &Totals) -> FleetFigures {
+    let imbalance = |figure: fn(&ServerWork) -> u64| {
+        let most = work.iter().map(figure).max().unwrap_or(0);
+        let sum: u64 = work.iter().map(figure).sum();
+        part(most as f64 * work.len() as f64, sum as f64)
+    };
+    FleetFigures {
+        token_imbalance: imbalance(|work| work.tokens),
+        busy_imbalance: imbalance(|work| work.busy_nanos),
+        used_machines: work.iter().filter(|work| work.tokens > 0).count(),
+        failures: totals.failures,
+        sent_again: totals.sent_again,
     }
 }
 

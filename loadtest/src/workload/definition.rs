@@ -82,13 +82,16 @@ pub(crate) struct TenantRange {
     pub(crate) zipf: f64,
 }
 
-/// Texts before the first turn. The sessions of a class use them in rotation.
+/// Texts before the first turn, such as system prompts. The sessions of a class use them in
+/// rotation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SharedPrefix {
     /// The number of texts, at least one.
     pub(crate) count: u32,
     /// The length of each text. 0: no text.
     pub(crate) tokens: u32,
+    /// Whether each tenant has `count` texts of its own.
+    pub(crate) of_tenant: bool,
 }
 
 /// Clients that disconnect before their answer ends.
@@ -116,6 +119,7 @@ impl Default for SessionClass {
             shared: SharedPrefix {
                 count: 1,
                 tokens: 0,
+                of_tenant: false,
             },
             prompt: Count::Exactly(50),
             output: Count::Exactly(50),

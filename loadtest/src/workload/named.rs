@@ -4,7 +4,7 @@ use super::definition::{Arrivals, Disconnects, SessionClass, SharedPrefix, Tenan
 use super::distributions::Count;
 
 /// Returns all workloads, in the order of `simulate --list`.
-pub(crate) fn all() -> [Workload; 17] {
+pub(crate) fn all() -> [Workload; 18] {
     [
         chat(),
         questions(),
@@ -23,11 +23,12 @@ pub(crate) fn all() -> [Workload; 17] {
         weighted(),
         memory_pressure(),
         scale(),
+        fleet(),
     ]
 }
 
 /// Returns the names of all workloads.
-pub(crate) fn names() -> [&'static str; 17] {
+pub(crate) fn names() -> [&'static str; 18] {
     all().map(|workload| workload.name)
 }
 
@@ -56,7 +57,11 @@ fn tenants(first: u32, count: u32, zipf: f64) -> TenantRange {
 }
 
 fn shared_prefix(count: u32, tokens: u32) -> SharedPrefix {
-    SharedPrefix { count, tokens }
+    SharedPrefix {
+        count,
+        tokens,
+        of_tenant: false,
+    }
 }
 
 fn log_normal(median: f64, sigma: f64, min: u32, max: u32) -> Count {
@@ -346,6 +351,29 @@ fn scale() -> Workload {
         "scale",
         "10,000 tenants whose requests are mostly decode",
         0.8,
+        [class],
+    )
+}
+
+/// Returns conversations of many applications, whose system prompts do not fit into the cache of
+/// one machine.
+fn fleet() -> Workload {
+    let class = SessionClass {
+        tenants: tenants(0, 200, 0.7),
+        shared: SharedPrefix {
+            of_tenant: true,
+            ..shared_prefix(8, 512)
+        },
+        prompt: log_normal(40.0, 0.8, 4, 600),
+        output: log_normal(60.0, 0.6, 4, 400),
+        turns: Count::Between(1, 5),
+        think: 10.0,
+        ..SessionClass::default()
+    };
+    workload(
+        "fleet",
+        "200 tenants hold conversations with 8 system prompts each, for many machines",
+        0.4,
         [class],
     )
 }

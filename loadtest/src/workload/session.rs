@@ -79,11 +79,13 @@ impl Session {
     pub(super) fn draw(class: &SessionClass, tenants: &Zipf, key: SessionKey, at: f64) -> Session {
         let streams = CLASS_STREAMS * (key.class as u64 + 1);
         let mut random = stream(key.seed, streams + key.index);
+        let tenant = class.tenants.first + tenants.draw(&mut random);
+        let count = u64::from(class.shared.count);
+        let first = u64::from(tenant) * count * u64::from(class.shared.of_tenant);
         let shared = SeededText {
-            seed: mix(key.seed ^ (streams + key.index % u64::from(class.shared.count))),
+            seed: mix(key.seed ^ (streams + first + key.index % count)),
             tokens: class.shared.tokens,
         };
-        let tenant = class.tenants.first + tenants.draw(&mut random);
         let mut turns: Vec<ChatTurn> = Vec::new();
         let mut length = shared.tokens;
         for _ in 0..class.turns.draw(&mut random).max(1) {

@@ -129,6 +129,7 @@ impl WorkloadArgs {
             shared: SharedPrefix {
                 count: 1,
                 tokens: self.shared_prefix_tokens,
+                of_tenant: false,
             },
             prompt: self.length(self.prompt_tokens, self.prompt_spread),
             output: self.length(self.max_tokens, self.max_tokens_spread),
