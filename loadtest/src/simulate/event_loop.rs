@@ -187,7 +187,9 @@ impl EventLoop {
                 index: 0,
             };
             let arrival = DueEvent::Arrival { number, turn };
-            self.due.push(Reverse((micros(session.at), arrival)));
+            // Seconds as a float may round to a microsecond ago.
+            let at = micros(session.at).max(self.now);
+            self.due.push(Reverse((at, arrival)));
             self.sessions.insert(number, session);
         }
     }
