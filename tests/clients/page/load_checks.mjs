@@ -26,7 +26,9 @@ check('an answer grows, and Stop frees its pages', async ({ slow }) => {
   const figures = page.locator('.figures');
   const counts = [/[\d.,]+ tokens\/s/, /\d+ tokens/];
   for (const part of counts) assert.match(await figures.innerText(), part, 'while it grows');
-  assert.ok((await slow.metric('sterna_kv_pages', 'state="private"')) > 0);
+  await until('the answer has pages', async () => {
+    return (await slow.metric('sterna_kv_pages', 'state="private"')) > 0;
+  });
   await page.keyboard.press('Escape');
   await shows(page, 'You stopped this answer.');
   for (const part of counts) assert.match(await figures.innerText(), part, 'when it is stopped');
