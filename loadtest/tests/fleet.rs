@@ -48,7 +48,13 @@ fn ended(report: &Value) -> u64 {
 
 #[test]
 fn one_machine_behind_any_router_is_the_simulation_of_one_machine() {
-    for workload in ["cancel-storm", "deadlines --load 1.2", "fleet"] {
+    let workloads = [
+        "cancel-storm",
+        "deadlines --load 1.2",
+        "fleet",
+        "questions --clients 16 --cost 2b-2core-zen4",
+    ];
+    for workload in workloads {
         let flags = format!("--workload {workload} --requests 150");
         let alone = comparable(simulate(&flags));
         for router in ROUTERS {
@@ -82,14 +88,17 @@ fn routers_that_look_at_prompts_find_shared_prefixes() {
             "/prefix/hits",
         )
     };
-    let in_turns = hits("round-robin");
+    let round_robin = hits("round-robin");
     for router in ["cache-aware", "kv-events"] {
         let found = hits(router);
-        assert!(found > in_turns + 0.1, "{router}: {found}, not {in_turns}");
+        assert!(
+            found > round_robin + 0.1,
+            "{router}: {found}, not {round_robin}"
+        );
     }
     // A session stays on its machine, so its later turns find the conversation.
     let sessions = hits("consistent-hash");
-    assert!(sessions > in_turns, "{sessions}, not {in_turns}");
+    assert!(sessions > round_robin, "{sessions}, not {round_robin}");
 }
 
 #[test]
@@ -122,4 +131,20 @@ fn a_steady_load_is_even_in_turns_and_uneven_by_hash() {
     };
     assert!(imbalance("round-robin") < 1.01);
     assert!(imbalance("consistent-hash") > 1.1);
+}
+
+#[test]
+fn a_key_of_hashes_needs_a_router_that_hashes() {
+    let flags = "--machines 2 --router round-robin --hash-by tenant";
+    let output = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
+        .arg("simulate")
+        .args(flags.split_whitespace())
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "{error}");
+    assert!(
+        error.contains("--hash-by is for --router consistent-hash"),
+        "{error}"
+    );
 }

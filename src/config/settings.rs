@@ -53,14 +53,16 @@ impl Cli {
         };
         let positional = serve.model.positional.take();
         serve.model.path = positional.or(serve.model.path.take());
-        take_model_from_names(&mut serve.model)?;
+        if serve_matches(&matches).value_source("names") == Some(ValueSource::CommandLine) {
+            take_model_from_names(&mut serve.model)?;
+        }
         Ok(cli)
     }
 }
 
-/// Makes the last name the model, if the command line gives several names, no model, and the last
-/// name is a path. `--served-model-name` takes all values that follow it, so it has taken the path
-/// of `--served-model-name mymodel /path/model` too.
+/// Makes the last name of the command line the model, if there are several names, no model, and the
+/// last name is a path. `--served-model-name` takes all values that follow it, so it has taken the
+/// path of `--served-model-name mymodel /path/model` too.
 ///
 /// # Errors
 /// If the last name may be that of a model on the hub. Serving the demo under it would mislead.
@@ -325,6 +327,16 @@ mod tests {
 
     #[test]
     fn the_file_gives_defaults_and_the_command_line_wins() {
+        let named = "served-model-name = [\"a\", \"org/b\"]\n";
+        let named = File::new("named", named);
+        let named = read(&["--config", named.0.to_str().unwrap()])
+            .unwrap()
+            .model;
+        assert_eq!(
+            (named.names.len(), named.path),
+            (2, None),
+            "a list takes no model"
+        );
         let text = "port = 8000\nmodel = \"m\"\nitl_strict = true\nmetrics-open = false\n\
                     served-model-name = [\"a\", \"b\"]\ncors-origin = \"https://example.com\"\n\
                     kv-memory = \"1GiB\"\nspeculate = 0\n";

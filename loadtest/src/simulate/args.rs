@@ -94,14 +94,9 @@ pub(crate) struct SimulateArgs {
     /// How the router chooses the machine of a request.
     #[arg(long, value_name = "KIND", requires = "machines")]
     pub(super) router: Option<RouterKind>,
-    /// What consistent hashing maps to a machine.
-    #[arg(
-        long,
-        value_name = "KEY",
-        requires = "machines",
-        default_value = "session"
-    )]
-    pub(super) hash_by: HashKey,
+    /// What consistent hashing maps to a machine. If omitted: the session.
+    #[arg(long, value_name = "KEY", requires = "machines")]
+    hash_by: Option<HashKey>,
     /// Each machine fails after this many seconds of virtual time on average. Its cache is lost.
     #[arg(long, value_name = "SECONDS", requires = "machines", value_parser = positive)]
     pub(super) mtbf_seconds: Option<f64>,
@@ -142,6 +137,21 @@ pub(crate) struct SimulateArgs {
 }
 
 impl SimulateArgs {
+    /// Returns what consistent hashing maps to a machine.
+    ///
+    /// # Errors
+    /// If another router was chosen.
+    pub(super) fn hash_key(&self) -> Result<HashKey, String> {
+        match (self.hash_by, self.router) {
+            (Some(_), Some(router)) if router != RouterKind::ConsistentHash => Err(format!(
+                "--hash-by is for --router {}; got --router {}",
+                RouterKind::ConsistentHash.name(),
+                router.name()
+            )),
+            (key, _) => Ok(key.unwrap_or(HashKey::Session)),
+        }
+    }
+
     /// Returns the number of machines.
     pub(super) fn machines(&self) -> usize {
         self.machines.unwrap_or(1) as usize

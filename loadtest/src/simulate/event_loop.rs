@@ -177,18 +177,17 @@ impl EventLoop {
 
     /// Adds the arrival of the trace's next session.
     fn open_next_session(&mut self) {
-        if let Some(mut session) = self.trace.next() {
-            if self.clients.is_some() {
-                session.at = self.now as f64 / 1e6;
-            }
+        if let Some(session) = self.trace.next() {
             let number = self.next_number();
             let turn = TurnKey {
                 session: number,
                 index: 0,
             };
             let arrival = DueEvent::Arrival { number, turn };
-            // Seconds as a float may round to a microsecond ago.
-            let at = micros(session.at).max(self.now);
+            let at = match self.clients {
+                Some(_) => self.now,
+                None => micros(session.at),
+            };
             self.due.push(Reverse((at, arrival)));
             self.sessions.insert(number, session);
         }
@@ -295,7 +294,7 @@ impl EventLoop {
                 Departure::Displaced(request, retry_after) => {
                     self.router.ended(server, request.key.session);
                     self.recorder.displaced(&request, retry_after);
-                    self.sessions.remove(&request.key.session);
+                    self.end_session(request.key.session);
                 }
                 Departure::Finished(request, reason) => {
                     self.router.ended(server, request.key.session);

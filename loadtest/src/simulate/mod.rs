@@ -30,7 +30,7 @@ use policies::PolicyPreset;
 use print::comparison;
 use record::{Objective, SimulationRecorder};
 use report::{FleetLabel, RunLabel, SimulationReport};
-use router::{Router, RouterKind};
+use router::{HashKey, Router, RouterKind};
 use server::ServerSettings;
 
 /// The sessions that are sampled to convert a load into a session rate.
@@ -67,6 +67,7 @@ struct Simulation<'a> {
     workload: Workload,
     recorded: Option<RecordedTrace>,
     only: Option<usize>,
+    hash_key: HashKey,
     cost: CostModel,
     load: f64,
     rate: f64,
@@ -99,6 +100,7 @@ impl Simulation<'_> {
         Ok(Simulation {
             args,
             only,
+            hash_key: args.hash_key()?,
             cost,
             load,
             rate: rate.unwrap_or(load * full_rate),
@@ -186,7 +188,7 @@ impl Simulation<'_> {
         let machines = (0..count as u64).map(machine).collect();
         // One machine gets all requests from any router.
         let kind = args.router.unwrap_or(RouterKind::RoundRobin);
-        let router = Router::new(kind, count).hash_by(args.hash_by);
+        let router = Router::new(kind, count).hash_by(self.hash_key);
         let settings = ServerSettings::new(&self.workload, preset);
         let failures = |mean| Failures::new(count, mean, args.down_seconds, args.seed);
         EventLoop::new(settings, machines, router, trace, recorder)

@@ -140,7 +140,7 @@ pub(super) struct RunLabel {
     pub(super) workload: &'static str,
     pub(super) policy: &'static str,
     pub(super) seed: u64,
-    /// Machine seconds of work that arrive per second.
+    /// Machine seconds of work that arrive per second, for each machine.
     pub(super) load: f64,
     pub(super) sessions_per_second: f64,
     #[serde(flatten)]
