@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Checks two servers behind each router of deploy/scale-out.md but Ray Serve. The routers come from
-# PyPI, into a temporary environment.
+# Checks two servers behind each router of deploy/scale-out.md but Ray Serve, and compares servers
+# behind vllm-router with their simulation. The routers come from PyPI, into a temporary environment.
 #
 # Requirements: `cargo build --release --workspace`, and Python 3.10 or later. The script leaves no
 # process behind, and no file outside of $STERNA_PACKAGES. With `--short`, it checks one policy of
-# each router. With `--install`, it only installs packages.
+# each router, and simulates nothing. With `--install`, it only installs packages.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 cd "$here/../../.."
@@ -18,3 +18,5 @@ python_packages routers 'openai==2.*' 'vllm-router==0.1.17' 'smg==1.13.*'
 for router in vllm-router smg; do
     "$python" "$here/check.py" --bin "$bin" --router "$router" "$@"
 done
+# Its times need a machine that does little else.
+[ "${1:-}" = --short ] || "$python" "$here/simulated.py" --bin "$bin"

@@ -79,7 +79,7 @@ class Servers:
             for port, events in zip(ports, self.events):
                 command = [self.program, "--port", str(port)]
                 more = ["--tenants", tenants, "--metrics-open", "--threads", "1"]
-                more += ["--kv-memory", "256MiB"]
+                more += ["--kv-memory", "256MiB", "--log-json"]
                 more += ["--kv-events", events, "--kv-events-of", "all"]
                 more += ["--kv-events-topic", "", "--kv-events-format", "maps"]
                 self.programs.append(
