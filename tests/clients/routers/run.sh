@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks two servers behind each router of deploy/scale-out.md but Ray Serve, and compares servers
-# behind vllm-router with their simulation. The routers come from PyPI, into a temporary environment.
+# behind vllm-router with their simulation. The routers come from PyPI, into a temporary
+# environment.
 #
 # Requirements: `cargo build --release --workspace`, and Python 3.10 or later. The script leaves no
 # process behind, and no file outside of $STERNA_PACKAGES. With `--short`, it checks one policy of
