@@ -8,10 +8,15 @@
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
+use std::num::NonZero;
 use std::ops::{Deref, DerefMut};
+use std::thread;
 
 use memmap2::MmapMut;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// The bytes of a large page.
+const HUGE_PAGE: usize = 2 << 20;
 
 /// A fixed number of values in large pages.
 ///
@@ -59,15 +64,40 @@ impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
         })
     }
 
+    /// Takes the physical memory. All cores do it, because the system writes zeros into all pages.
     fn commit(&mut self) -> io::Result<()> {
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        let share = self.map.len().div_ceil(cores).max(1);
+        let share = share.next_multiple_of(HUGE_PAGE);
         #[cfg(target_os = "linux")]
-        match self.map.advise(memmap2::Advice::PopulateWrite) {
+        match self.populate(share) {
             // A kernel before 5.14 does not know the advice.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
             result => return result,
         }
-        self.map.fill(0);
+        thread::scope(|scope| {
+            for share in self.map.chunks_mut(share) {
+                scope.spawn(|| share.fill(0));
+            }
+        });
         Ok(())
+    }
+
+    /// Takes the physical memory with a thread for each `share` bytes.
+    #[cfg(target_os = "linux")]
+    fn populate(&self, share: usize) -> io::Result<()> {
+        let (map, advice) = (&self.map, memmap2::Advice::PopulateWrite);
+        thread::scope(|scope| {
+            let populate = |start: usize| {
+                let bytes = share.min(map.len() - start);
+                scope.spawn(move || map.advise_range(advice, start, bytes))
+            };
+            let shares: Vec<_> = (0..map.len()).step_by(share).map(populate).collect();
+            let joined = shares.into_iter().map(|share| share.join());
+            joined.fold(Ok(()), |all, one| {
+                all.and(one.expect("system calls do not panic"))
+            })
+        })
     }
 }
 
