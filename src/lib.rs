@@ -41,3 +41,4 @@ pub mod synthesize; // `sterna synthesize`: checkpoints with random weights.
 pub mod tenants; // Who may use the server, and within which limits.
 pub mod text; // Text to token ids and back.
 pub mod tools; // Calls of tools: prompts, grammars, and parsers of answers.
+pub mod traces; // Traces of requests, for collectors of OpenTelemetry.

@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::tenants::{Deadlines, KeyHolder, Tenant, Tenants};
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::tools::ToolFormat;
+use crate::traces::TraceSink;
 
 /// The names and limits of the served model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -190,6 +191,7 @@ struct Inner {
     tenants: ArcSwap<Tenants>,
     metrics_open: bool,
     access: OnceLock<Access>,
+    traces: OnceLock<Arc<dyn TraceSink>>,
     serving: OnceLock<Arc<Serving>>,
     body_limits: BodyLimits,
     last_rates: LastRates,
@@ -214,6 +216,7 @@ impl App {
                 tenants: ArcSwap::from_pointee(tenants),
                 metrics_open,
                 access: OnceLock::new(),
+                traces: OnceLock::new(),
                 serving: OnceLock::new(),
                 body_limits: BodyLimits::new(connections),
                 last_rates: LastRates::default(),
@@ -232,6 +235,17 @@ impl App {
     /// Returns the hosts and origins that the server answers to.
     pub(super) fn access(&self) -> &Access {
         self.inner.access.get_or_init(Access::default)
+    }
+
+    /// Records requests in `traces`. May be called once, before the first request.
+    pub fn set_traces(&self, traces: Arc<dyn TraceSink>) {
+        let first = self.inner.traces.set(traces).is_ok();
+        assert!(first, "the traces of a server are set once");
+    }
+
+    /// Returns where requests are recorded, if they are.
+    pub(super) fn traces(&self) -> Option<&dyn TraceSink> {
+        self.inner.traces.get().map(Arc::as_ref)
     }
 
     /// Starts answering requests with `serving`. May be called once.

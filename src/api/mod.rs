@@ -212,7 +212,7 @@ pub fn router(app: App) -> Router {
         .layer(from_fn(request_id::identify_and_catch_panics))
         .layer(from_fn(anthropic::error_envelope))
         .layer(from_fn_with_state(app.clone(), request_log::count))
-        .layer(from_fn(request_log::record))
+        .layer(from_fn_with_state(app.clone(), request_log::record))
         .with_state(app)
 }
 

@@ -28,6 +28,7 @@ use crate::api::generation::request::ParsedRequest;
 use crate::api::generation::writer::{AnswerWriter, Frames};
 use crate::api::middleware::authentication::Caller;
 use crate::tenants::Tenant;
+use crate::traces::TracedAnswer;
 
 /// After this time without a frame, the server sends a sign of life. The status line waits this
 /// long for the first output, because until then the answer may be an error: a full queue, for
@@ -50,7 +51,16 @@ pub(in crate::api) async fn respond(
     let arrived = arrival(&request);
     let ((request, writer), reading) = body::read_for_engine(app, caller, request, read).await?;
     let serving = app.serving()?;
-    let request = match request.compile(serving, caller.tenant.number).await {
+    caller.log.set_answer(TracedAnswer {
+        id: writer.id().map(str::to_owned),
+        parameters: request.params.traced(),
+    });
+    if request.params.grammar.is_some() {
+        caller.log.begin_grammar();
+    }
+    let compiled = request.compile(serving, caller.tenant.number).await;
+    caller.log.end_grammar(compiled.is_err());
+    let request = match compiled {
         Ok(request) => request,
         Err(error) => return Err(caller.charged(error, serving).await),
     };

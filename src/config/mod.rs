@@ -1,14 +1,15 @@
 //! The command line: every flag with its default, unit and limits.
 //!
 //! Invariant: no other module reads flags. The only settings that are no flags are the log filter,
-//! in the environment variable `RUST_LOG`, and the variables of the Hugging Face Hub
-//! (`src/hub/settings.rs`).
+//! in the environment variable `RUST_LOG`, the variables of the Hugging Face Hub
+//! (`src/hub/settings.rs`), and the variables of OpenTelemetry (`src/traces/`).
 
 mod healthcheck;
 mod help;
 mod kv_events;
 mod memory;
 mod settings;
+mod traces;
 
 use std::ops::RangeBounds;
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub use healthcheck::HealthcheckConfig;
 pub use help::similar_command;
 pub use kv_events::KvEventFlags;
 pub use memory::usable_memory;
+pub use traces::TraceFlags;
 
 /// The instruction sets that a user can choose.
 const ISAS: [&str; 4] = ["scalar", "avx2", "avx512", "avx512vbmi"];
@@ -208,6 +210,9 @@ pub struct ServeConfig {
     /// The flags about the events of the prefix cache.
     #[command(flatten)]
     pub kv_events: KvEventFlags,
+    /// The flags about traces.
+    #[command(flatten)]
+    pub traces: TraceFlags,
     /// The flags about logs and the end of the server.
     #[command(flatten)]
     pub operation: OperationFlags,

@@ -37,6 +37,8 @@ pub struct StreamAccount {
     pub admitted: Option<Instant>,
     /// When its first token was drawn, or its embedding was complete.
     pub first_token: Option<Instant>,
+    /// When the scheduler ended it: for an answer, when its last token was drawn.
+    pub ended: Option<Instant>,
 }
 
 /// The parts of the engine that a stream needs.
@@ -112,6 +114,7 @@ impl EventStream {
             cached_tokens: self.request.cached_tokens.get().copied().unwrap_or(0),
             admitted: self.moments.admitted.get().copied(),
             first_token: self.moments.first_token.get().copied(),
+            ended: self.moments.ended.get().copied(),
         }
     }
 

@@ -42,6 +42,8 @@ pub(super) struct RequestMoments {
     pub(super) admitted: OnceLock<Instant>,
     /// When the first token was drawn, or the embedding was complete.
     pub(super) first_token: OnceLock<Instant>,
+    /// When the scheduler ended it: for an answer, when its last token was drawn.
+    pub(super) ended: OnceLock<Instant>,
 }
 
 /// A request on its way to the engine thread, with all its prompts and their choices.

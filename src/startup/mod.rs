@@ -16,6 +16,7 @@ mod load;
 mod model_path;
 mod service;
 mod tenants;
+mod traces;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -83,6 +84,7 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
 
     let app = tenants::app(config, roster.as_ref(), connections)?;
     app.set_access(access);
+    let _traces = traces::start(&config.traces, address, &app)?;
     let (stop, stopped) = oneshot::channel::<()>();
     let http = runtime.spawn(api::serve_all(
         listeners,

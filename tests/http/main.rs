@@ -39,6 +39,7 @@ mod stops;
 mod streams;
 mod structure;
 mod tools;
+mod traces;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";

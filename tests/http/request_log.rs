@@ -90,7 +90,7 @@ impl Log {
 }
 
 /// Sends a completion and returns its status and its body, which still streams.
-async fn begin(router: &Router, body: Value) -> (StatusCode, BodyDataStream) {
+pub(crate) async fn begin(router: &Router, body: Value) -> (StatusCode, BodyDataStream) {
     let request = Request::post(TEXT).header(JSON.0, JSON.1);
     let request = request.body(Body::from(body.to_string())).unwrap();
     let response = router.clone().oneshot(request).await.unwrap();

@@ -25,6 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tools",
             "metrics",
             "tenants",
+            "traces",
         ],
     ),
     (
@@ -95,12 +96,14 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tenants",
             "text",
             "tools",
+            "traces",
         ],
     ),
     ("synthesize", &["checkpoint", "demo"]),
     ("tenants", &["engine"]),
     ("text", &[]),
     ("tools", &["constraint", "text"]),
+    ("traces", &[]),
 ];
 
 /// The paths, from the root, where each of our crates and each package with one home may be named.
@@ -183,7 +186,13 @@ const HOMES: &[(&str, &[&str])] = &[
         ],
     ),
     ("sha1", &["src/hub/partial_file.rs", "tests/hub/"]),
-    ("ureq", &["src/hub/"]),
+    ("ureq", &["src/hub/", "src/traces/collector.rs"]),
+    ("opentelemetry", &["src/traces/"]),
+    ("opentelemetry_http", &["src/traces/"]),
+    ("opentelemetry_otlp", &["src/traces/"]),
+    ("opentelemetry_proto", &["tests/otlp.rs"]),
+    ("opentelemetry_sdk", &["src/traces/"]),
+    ("prost", &["tests/otlp.rs"]),
     ("percent_encoding", &["src/hub/client.rs"]),
     ("slab", &["scheduler/"]),
     (
@@ -214,7 +223,10 @@ const HOMES: &[(&str, &[&str])] = &[
     ("metrics_exporter_prometheus", &["src/metrics/"]),
     ("proc_macro2", &["tests/tidy/"]),
     ("procfs", &["src/constraint/worker.rs", "src/metrics/"]),
-    ("flate2", &["src/api/status.rs", "tests/http/"]),
+    (
+        "flate2",
+        &["src/api/status.rs", "tests/http/", "tests/otlp.rs"],
+    ),
     ("toml", &["src/config/", "src/tenants/"]),
     ("utoipa", &["src/api/"]),
     ("jsonschema", &["tests/harness/", "tests/constraint/"]),

@@ -124,7 +124,9 @@ impl Choices {
             registration,
             log: caller.log.clone(),
         };
+        let submitted = Instant::now();
         let generations = ChoiceGeneration::start_all(serving, request, caller, arrived)?;
+        choices.log.submit(submitted);
         let enders = generations.iter().map(ChoiceGeneration::ender);
         choices.registration.add_enders(enders);
         choices.running.extend((0..).zip(generations));

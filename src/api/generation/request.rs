@@ -12,6 +12,7 @@ use crate::constraint::{GrammarError, GrammarSource};
 use crate::engine::{SamplingParams, TenantId, TokenId, Unmasking};
 use crate::text::ReasoningTags;
 use crate::tools::CallParser;
+use crate::traces::RequestParameters;
 
 /// The largest number of log-probabilities of prompt tokens in an answer, alternatives included, so
 /// that its memory is bounded.
@@ -119,6 +120,21 @@ impl Params {
     /// Returns whether the answer is about the prompt only.
     pub(in crate::api) fn is_prompt_only(&self) -> bool {
         self.max_tokens.is_some_and(|max| max.tokens == 0)
+    }
+
+    /// Returns what a trace says of the parameters.
+    pub(in crate::api) fn traced(&self) -> RequestParameters {
+        let sampling = &self.sampling;
+        RequestParameters {
+            max_tokens: self.max_tokens.map(|max| max.tokens),
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            frequency_penalty: sampling.frequency_penalty,
+            presence_penalty: sampling.presence_penalty,
+            choices: self.n,
+            is_stream: self.is_stream(),
+        }
     }
 
     /// Returns whether the answer is a stream.

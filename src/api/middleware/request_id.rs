@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::request_log::RequestLog;
-use super::trace_context::TraceContext;
+use super::trace_context;
 use crate::api::error::ApiError;
 use crate::api::ids::{REQUEST_ID, random_id};
 
@@ -27,7 +27,7 @@ pub(in crate::api) async fn identify_and_catch_panics(
 ) -> Response {
     let id = request_id(&request);
     let text = id.to_str().unwrap_or_default().to_owned();
-    let trace = TraceContext::read(request.headers());
+    let trace = trace_context::read(request.headers());
     let tenant = tracing::field::Empty; // The authentication fills it in.
     let trace_id = trace.as_ref().map(|trace| trace.trace_id.as_str());
     let span = tracing::info_span!("request", id = text, trace_id, tenant);

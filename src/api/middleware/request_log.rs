@@ -1,5 +1,5 @@
-//! What is recorded of each request: a line in the log, written when its response has been sent or
-//! its client has left, and the count of its endpoint and status.
+//! What is recorded of each request: a line in the log and a trace, written when its response has
+//! been sent or its client has left, and the count of its endpoint and status.
 //!
 //! Invariant: a line has no text of a prompt or an answer, and no key. Of a client's own words it
 //! has the request's id, which is printable and which the log's format quotes.
@@ -17,11 +17,14 @@ use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
-use super::trace_context::TraceContext;
 use crate::api::app::App;
-use crate::api::connection::Progress;
+use crate::api::connection::{Progress, arrival};
 use crate::api::error::ApiError;
 use crate::engine::StreamAccount;
+use crate::traces::{
+    GenAiOperation, GrammarPhase, RequestPhases, RequestTrace, TokenCounts, TraceContext,
+    TracedAnswer,
+};
 
 /// The endpoint of a path that has none.
 const UNKNOWN: &str = "unknown";
@@ -31,6 +34,18 @@ const PROBES: [&str; 3] = ["/health", "/ready", "/metrics"];
 const DISCONNECTED: &str = "disconnected";
 /// The `finish` and the status of a request whose connection gave way to another one.
 const EVICTED: (&str, u16) = ("too_many_connections", 503);
+/// The endpoints whose requests have traces, because they run the model.
+const TRACED: [(&str, GenAiOperation); 9] = [
+    ("/v1/chat/completions", GenAiOperation::Chat),
+    ("/chat/completions", GenAiOperation::Chat),
+    ("/v1/responses", GenAiOperation::Chat),
+    ("/v1/messages", GenAiOperation::Chat),
+    ("/v1/completions", GenAiOperation::TextCompletion),
+    ("/completions", GenAiOperation::TextCompletion),
+    ("/completion", GenAiOperation::TextCompletion),
+    ("/generate", GenAiOperation::TextCompletion),
+    ("/v1/embeddings", GenAiOperation::Embeddings),
+];
 
 /// What is known of a request, among its extensions. Clones share it.
 #[derive(Clone, Default)]
@@ -43,6 +58,9 @@ struct RequestFacts {
     id: String,
     trace: Option<TraceContext>,
     tenant: Option<String>,
+    answer: Option<TracedAnswer>,
+    grammar: Option<GrammarPhase>,
+    submitted: Option<Instant>,
     generated: Option<GeneratedFacts>,
     failure: Option<&'static str>,
 }
@@ -55,6 +73,7 @@ struct GeneratedFacts {
     completion_tokens: u32,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
+    ended: Option<Instant>,  // The last choice that has.
     ends: Vec<&'static str>, // Each once.
 }
 
@@ -68,6 +87,29 @@ impl RequestLog {
     /// Notes whose key the request has.
     pub(in crate::api) fn set_tenant(&self, id: &str) {
         self.lock().tenant = Some(id.to_owned());
+    }
+
+    /// Notes what answer the request asks for.
+    pub(in crate::api) fn set_answer(&self, answer: TracedAnswer) {
+        self.lock().answer = Some(answer);
+    }
+
+    /// Notes that the compilation of a grammar begins.
+    pub(in crate::api) fn begin_grammar(&self) {
+        let began = Instant::now();
+        self.lock().grammar = Some(GrammarPhase { began, ended: None });
+    }
+
+    /// Notes that the compilation has ended, if one has begun.
+    pub(in crate::api) fn end_grammar(&self, has_failed: bool) {
+        if let Some(grammar) = &mut self.lock().grammar {
+            grammar.ended = Some((Instant::now(), has_failed));
+        }
+    }
+
+    /// Notes when the engine's handle got the request.
+    pub(in crate::api) fn submit(&self, at: Instant) {
+        self.lock().submitted = Some(at);
     }
 
     /// Notes the name of the error that ended the request.
@@ -96,6 +138,7 @@ impl RequestLog {
         let first = |one: Option<Instant>, other| one.into_iter().chain(other).min();
         generated.admitted = first(generated.admitted, account.admitted);
         generated.first_token = first(generated.first_token, account.first_token);
+        generated.ended = generated.ended.max(account.ended);
         if let Some(end) = end.filter(|end| !generated.ends.contains(end)) {
             generated.ends.push(end);
         }
@@ -108,10 +151,16 @@ impl RequestLog {
 }
 
 /// Writes the request's line when its response has ended.
-pub(in crate::api) async fn record(mut request: Request, next: Next) -> Response {
+pub(in crate::api) async fn record(
+    State(app): State<App>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let log = RequestLog::default();
     let mut line = LogLine {
         log: log.clone(),
+        app,
+        arrived: arrival(&request),
         started: Instant::now(),
         endpoint: request.extensions().get::<MatchedPath>().cloned(),
         progress: request.extensions().get::<Arc<Progress>>().cloned(),
@@ -180,6 +229,8 @@ impl Drop for LoggedBody {
 /// The line of a request. Dropping it writes it.
 struct LogLine {
     log: RequestLog,
+    app: App,
+    arrived: Instant,
     started: Instant,
     endpoint: Option<MatchedPath>,
     progress: Option<Arc<Progress>>,
@@ -198,7 +249,12 @@ impl Drop for LogLine {
             status if !self.is_complete => (Some(DISCONNECTED.to_owned()), status),
             status => (facts.finish(), status),
         };
-        let endpoint = self.endpoint.as_ref().map_or(UNKNOWN, MatchedPath::as_str);
+        let endpoint = self.endpoint();
+        if let Some(traces) = self.app.traces()
+            && let Some(trace) = self.trace(&facts, finish.clone(), status)
+        {
+            traces.record(&trace);
+        }
         macro_rules! write {
             ($level:ident) => {
                 tracing::$level!(
@@ -227,6 +283,52 @@ impl Drop for LogLine {
         } else {
             write!(info);
         }
+    }
+}
+
+impl LogLine {
+    fn endpoint(&self) -> &str {
+        self.endpoint.as_ref().map_or(UNKNOWN, MatchedPath::as_str)
+    }
+
+    /// Returns the trace of a request that ends now. Only requests of tenants that run the model
+    /// have one: a stranger without a key cannot fill the queue of traces.
+    fn trace(
+        &self,
+        facts: &RequestFacts,
+        finish: Option<String>,
+        status: Option<u16>,
+    ) -> Option<RequestTrace> {
+        let endpoint = self.endpoint();
+        let (_, operation) = TRACED.iter().find(|(path, _)| *path == endpoint)?;
+        let generated = facts.generated.as_ref();
+        let has_failed = facts.failure.is_some() || !self.is_complete;
+        Some(RequestTrace {
+            context: facts.trace.clone(),
+            operation: *operation,
+            endpoint: endpoint.to_owned(),
+            model: (self.app.serving().ok()).map(|serving| serving.model.name.clone()),
+            tenant: facts.tenant.clone()?,
+            request_id: facts.id.clone(),
+            answer: facts.answer.clone(),
+            counts: generated.map(|generated| TokenCounts {
+                prompt: generated.prompt_tokens,
+                cached: generated.cached_tokens,
+                output: generated.completion_tokens,
+            }),
+            ends: generated.map_or_else(Vec::new, |generated| generated.ends.clone()),
+            phases: RequestPhases {
+                arrived: self.arrived,
+                grammar: facts.grammar,
+                submitted: facts.submitted,
+                admitted: generated.and_then(|generated| generated.admitted),
+                first_token: generated.and_then(|generated| generated.first_token),
+                last_token: generated.and_then(|generated| generated.ended),
+                ended: Instant::now(),
+            },
+            status,
+            error: finish.filter(|_| has_failed),
+        })
     }
 }
 

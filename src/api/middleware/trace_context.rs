@@ -5,50 +5,45 @@
 
 use axum::http::HeaderMap;
 
+use crate::traces::TraceContext;
+
 const TRACEPARENT: &str = "traceparent";
 /// The bytes of `version-trace_id-parent_id-flags`.
 const LENGTH: usize = 55;
 
-/// What the log says of a sender's trace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TraceContext {
-    /// The trace, in 32 hexadecimal digits.
-    pub(super) trace_id: String,
-    /// The span of the sender, in 16 hexadecimal digits.
-    pub(super) parent_id: String,
+/// In the flags of a context: the sender records the trace.
+const SAMPLED: u8 = 1;
+
+/// Returns the context in `headers`. Without exactly one valid header, this is `None`.
+pub(super) fn read(headers: &HeaderMap) -> Option<TraceContext> {
+    let mut given = headers.get_all(TRACEPARENT).iter();
+    let value = given.next().filter(|_| given.next().is_none())?;
+    parse(value.to_str().ok()?)
 }
 
-impl TraceContext {
-    /// Returns the context in `headers`. Without exactly one valid header, this is `None`.
-    pub(in crate::api) fn read(headers: &HeaderMap) -> Option<TraceContext> {
-        let mut given = headers.get_all(TRACEPARENT).iter();
-        let value = given.next().filter(|_| given.next().is_none())?;
-        TraceContext::parse(value.to_str().ok()?)
-    }
-
-    fn parse(text: &str) -> Option<TraceContext> {
-        let (known, rest) = text.split_at_checked(LENGTH)?;
-        let fields: Vec<&str> = known.split('-').collect();
-        let &[version, trace_id, parent_id, flags] = fields.as_slice() else {
-            return None;
-        };
-        let lengths = [version, trace_id, parent_id, flags].map(str::len);
-        let is_hex = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        let are_hex = known.bytes().all(|byte| byte == b'-' || is_hex(byte));
-        let is_zero = |field: &str| field.bytes().all(|byte| byte == b'0');
-        // A later version may append fields.
-        let has_end = rest.is_empty() || version != "00" && rest.starts_with('-');
-        let is_valid = lengths == [2, 32, 16, 2]
-            && are_hex
-            && version != "ff"
-            && !is_zero(trace_id)
-            && !is_zero(parent_id)
-            && has_end;
-        is_valid.then(|| TraceContext {
-            trace_id: trace_id.to_owned(),
-            parent_id: parent_id.to_owned(),
-        })
-    }
+fn parse(text: &str) -> Option<TraceContext> {
+    let (known, rest) = text.split_at_checked(LENGTH)?;
+    let fields: Vec<&str> = known.split('-').collect();
+    let &[version, trace_id, parent_id, flags] = fields.as_slice() else {
+        return None;
+    };
+    let lengths = [version, trace_id, parent_id, flags].map(str::len);
+    let is_hex = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let are_hex = known.bytes().all(|byte| byte == b'-' || is_hex(byte));
+    let is_zero = |field: &str| field.bytes().all(|byte| byte == b'0');
+    // A later version may append fields.
+    let has_end = rest.is_empty() || version != "00" && rest.starts_with('-');
+    let is_valid = lengths == [2, 32, 16, 2]
+        && are_hex
+        && version != "ff"
+        && !is_zero(trace_id)
+        && !is_zero(parent_id)
+        && has_end;
+    is_valid.then(|| TraceContext {
+        trace_id: trace_id.to_owned(),
+        parent_id: parent_id.to_owned(),
+        is_sampled: u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & SAMPLED != 0),
+    })
 }
 
 #[cfg(test)]
@@ -60,15 +55,17 @@ mod tests {
 
     #[test]
     fn valid_contexts_are_read() {
-        for text in [
-            format!("00-{TRACE}-{PARENT}-01"),
-            format!("00-{TRACE}-{PARENT}-ff"),
-            format!("cc-{TRACE}-{PARENT}-01"),
-            format!("cc-{TRACE}-{PARENT}-01-what-follows"),
+        for (text, is_sampled) in [
+            (format!("00-{TRACE}-{PARENT}-01"), true),
+            (format!("00-{TRACE}-{PARENT}-ff"), true),
+            (format!("00-{TRACE}-{PARENT}-02"), false),
+            (format!("cc-{TRACE}-{PARENT}-00"), false),
+            (format!("cc-{TRACE}-{PARENT}-01-what-follows"), true),
         ] {
-            let context = TraceContext::parse(&text).unwrap_or_else(|| panic!("{text}"));
+            let context = parse(&text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(context.trace_id, TRACE);
             assert_eq!(context.parent_id, PARENT);
+            assert_eq!(context.is_sampled, is_sampled);
         }
     }
 
@@ -91,7 +88,7 @@ mod tests {
             format!("00-{}-{PARENT}-01", TRACE.replace('b', "-")),
             format!("é-{TRACE}-{PARENT}-01"),
         ] {
-            assert_eq!(TraceContext::parse(&text), None, "{text}");
+            assert_eq!(parse(&text), None, "{text}");
         }
     }
 
@@ -100,8 +97,8 @@ mod tests {
         let one = format!("00-{TRACE}-{PARENT}-01");
         let mut headers = HeaderMap::new();
         headers.append(TRACEPARENT, one.parse().unwrap());
-        assert!(TraceContext::read(&headers).is_some());
+        assert!(read(&headers).is_some());
         headers.append(TRACEPARENT, one.parse().unwrap());
-        assert_eq!(TraceContext::read(&headers), None);
+        assert_eq!(read(&headers), None);
     }
 }

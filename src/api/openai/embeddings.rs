@@ -247,8 +247,11 @@ impl RunningTexts {
             first_token_within: caller.tenant.deadlines.first_token,
             ends_within: caller.tenant.deadlines.total,
         });
+        let submitted_at = Instant::now();
+        let streams = serving.engine.submit_prompts(submitted.collect(), 1)?;
+        caller.log.submit(submitted_at);
         Ok(RunningTexts {
-            streams: serving.engine.submit_prompts(submitted.collect(), 1)?,
+            streams,
             log: caller.log.clone(),
         })
     }
