@@ -93,10 +93,8 @@ impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
                 scope.spawn(move || map.advise_range(advice, start, bytes))
             };
             let shares: Vec<_> = (0..map.len()).step_by(share).map(populate).collect();
-            let joined = shares.into_iter().map(|share| share.join());
-            joined.fold(Ok(()), |all, one| {
-                all.and(one.expect("system calls do not panic"))
-            })
+            let mut joined = shares.into_iter().map(|share| share.join());
+            joined.try_for_each(|share| share.expect("system calls do not panic"))
         })
     }
 }
