@@ -8,15 +8,22 @@
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
+#[cfg(target_os = "linux")]
 use std::num::NonZero;
 use std::ops::{Deref, DerefMut};
+#[cfg(target_os = "linux")]
 use std::thread;
 
 use memmap2::MmapMut;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The bytes of a large page.
+#[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
+
+/// The threads that take physical memory. More would wait for each other in the system.
+#[cfg(target_os = "linux")]
+const MAX_THREADS: usize = 16;
 
 /// A fixed number of values in large pages.
 ///
@@ -64,37 +71,38 @@ impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
         })
     }
 
-    /// Takes the physical memory. All cores do it, because the system writes zeros into all pages.
+    /// Takes the physical memory.
     fn commit(&mut self) -> io::Result<()> {
-        let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        let share = self.map.len().div_ceil(cores).max(1);
-        let share = share.next_multiple_of(HUGE_PAGE);
         #[cfg(target_os = "linux")]
-        match self.populate(share) {
+        match self.populate() {
             // A kernel before 5.14 does not know the advice.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
             result => return result,
         }
-        thread::scope(|scope| {
-            for share in self.map.chunks_mut(share) {
-                scope.spawn(|| share.fill(0));
-            }
-        });
+        self.map.fill(0);
         Ok(())
     }
 
-    /// Takes the physical memory with a thread for each `share` bytes.
+    /// Takes the physical memory. All cores do it, because the system writes zeros into all pages.
     #[cfg(target_os = "linux")]
-    fn populate(&self, share: usize) -> io::Result<()> {
+    fn populate(&self) -> io::Result<()> {
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        let share = self.map.len().div_ceil(cores.min(MAX_THREADS)).max(1);
+        let share = share.next_multiple_of(HUGE_PAGE);
         let (map, advice) = (&self.map, memmap2::Advice::PopulateWrite);
         thread::scope(|scope| {
             let populate = |start: usize| {
                 let bytes = share.min(map.len() - start);
-                scope.spawn(move || map.advise_range(advice, start, bytes))
+                let take = move || map.advise_range(advice, start, bytes);
+                // This thread does it if the system gives no other.
+                let spawned = thread::Builder::new().spawn_scoped(scope, take);
+                spawned.map_err(|_| take())
             };
             let shares: Vec<_> = (0..map.len()).step_by(share).map(populate).collect();
-            let mut joined = shares.into_iter().map(|share| share.join());
-            joined.try_for_each(|share| share.expect("system calls do not panic"))
+            shares.into_iter().try_for_each(|share| match share {
+                Ok(thread) => thread.join().expect("system calls do not panic"),
+                Err(taken) => taken,
+            })
         })
     }
 }
