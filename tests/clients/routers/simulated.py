@@ -16,6 +16,7 @@ import re
 import statistics
 import subprocess
 import tempfile
+import time
 import urllib.request
 from pathlib import Path
 
@@ -28,6 +29,7 @@ SHARED, OWN, ANSWER = 512, 200, 8  # Tokens. The format has blocks of 512 tokens
 SLOW_REQUESTS = 36
 BUSY = 0.2  # The part of the time in which a server is to compute.
 TOLERANCE = 0.15
+PATIENCE = 60  # Seconds that only a hanging server takes.
 TRIES = 3  # Other work on this machine can make the servers slower for a part of a run.
 
 flags = argparse.ArgumentParser(description=__doc__)
@@ -115,11 +117,12 @@ def first_tokens(servers):
     """Returns the servers' times to the first token so far, of requests of traces."""
     found = []
     for program in servers.programs[: len(servers.urls)]:
-        for line in program.log.read_text().splitlines():
+        *lines, _ = program.log.read_text().split("\n")  # The last one has no end yet.
+        for line in lines:
             if '"sterna::requests"' in line:
                 fields = json.loads(line)["fields"]
                 # The load test's first requests, which measure its words, are shorter.
-                if fields.get("prompt_tokens", 0) > SHARED:
+                if (fields.get("prompt_tokens") or 0) > SHARED:
                     found.append((fields["id"], fields["first_token_seconds"]))
     return dict(found)
 
@@ -138,8 +141,13 @@ def drive(servers, folder, lines):
     after = [metrics(url) for url in servers.urls]
     factor = mean([slowdown(*pair) for pair in zip(before, after)])
     costs = scaled(mean([calibrated(found) for found in before]), factor)
-    now = first_tokens(servers)
-    return told, costs, statistics.median(now[name] for name in now.keys() - earlier.keys())
+    end, new = time.monotonic() + PATIENCE, {}
+    while len(new) < told["complete"]:  # The server's log is written a moment later.
+        assert time.monotonic() < end, f"{len(new)} of {told['complete']} requests are in the log"
+        time.sleep(0.1)
+        now = first_tokens(servers)
+        new = {name: now[name] for name in now.keys() - earlier.keys()}
+    return told, costs, statistics.median(new.values())
 
 
 def simulated(folder, costs, router):
