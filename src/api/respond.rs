@@ -51,10 +51,12 @@ pub(in crate::api) async fn respond(
     let arrived = arrival(&request);
     let ((request, writer), reading) = body::read_for_engine(app, caller, request, read).await?;
     let serving = app.serving()?;
-    caller.log.set_answer(TracedAnswer {
-        id: writer.id().map(str::to_owned),
-        parameters: request.params.traced(),
-    });
+    if app.traces().is_some() {
+        caller.log.set_answer(TracedAnswer {
+            id: writer.id().map(str::to_owned),
+            parameters: request.params.traced(),
+        });
+    }
     if request.params.grammar.is_some() {
         caller.log.begin_grammar();
     }

@@ -227,7 +227,9 @@ impl Egress {
 
     fn end(&mut self, ended: EndedSequence, drawn: Instant) {
         let route = (self.routes.remove(&ended.id)).expect("accepted, and ends once");
-        route.moments.ended.get_or_init(|| drawn);
+        if matches!(ended.reason, FinishReason::Stop | FinishReason::Length) {
+            route.moments.ended.get_or_init(|| drawn);
+        }
         self.metrics
             .finished(&route.timeline, ended.reason, ended.cached_tokens, drawn);
         if let Some(service) = route.timeline.service_time(drawn) {

@@ -37,7 +37,7 @@ pub struct StreamAccount {
     pub admitted: Option<Instant>,
     /// When its first token was drawn, or its embedding was complete.
     pub first_token: Option<Instant>,
-    /// When the scheduler ended it: for an answer, when its last token was drawn.
+    /// When its last token was drawn, or its embedding was complete, if it did not fail.
     pub ended: Option<Instant>,
 }
 

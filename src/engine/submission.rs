@@ -42,7 +42,7 @@ pub(super) struct RequestMoments {
     pub(super) admitted: OnceLock<Instant>,
     /// When the first token was drawn, or the embedding was complete.
     pub(super) first_token: OnceLock<Instant>,
-    /// When the scheduler ended it: for an answer, when its last token was drawn.
+    /// When its last token was drawn, or its embedding was complete, if it did not fail.
     pub(super) ended: OnceLock<Instant>,
 }
 

@@ -1,5 +1,5 @@
 //! Starts the traces of requests, if a flag or a variable asks for them, and sends the last ones
-//! when the server ends.
+//! after the server has drained.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::api::App;
 use crate::config::TraceFlags;
 use crate::traces::{self, TraceSettings, TraceSink};
 
-/// The traces of a server. Dropping them sends the last ones, within a limit of time.
+/// The traces of a server.
 pub(super) struct ServerTraces(Option<Arc<dyn TraceSink>>);
 
 /// Records the requests to `app`. `server` is the address of the HTTP interface.
@@ -31,8 +31,9 @@ pub(super) fn start(
     Ok(ServerTraces(traces))
 }
 
-impl Drop for ServerTraces {
-    fn drop(&mut self) {
+impl ServerTraces {
+    /// Sends the last traces, within a limit of time. A server that ends at once does not.
+    pub(super) fn flush(&self) {
         if let Some(traces) = &self.0 {
             traces.flush();
         }

@@ -53,6 +53,9 @@ pub trait TraceSink: Send + Sync {
 /// If a setting is invalid. The error names the flag or the variable.
 #[cfg(feature = "otlp")]
 pub fn start(settings: &TraceSettings<'_>) -> Result<Option<Arc<dyn TraceSink>>, String> {
+    if collector::is_disabled() {
+        return Ok(None);
+    }
     match collector::endpoint(settings.endpoint)? {
         Some(endpoint) => Ok(Some(Arc::new(spans::SpanWriter::start(
             settings, endpoint,

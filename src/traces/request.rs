@@ -118,7 +118,7 @@ pub struct RequestPhases {
     pub admitted: Option<Instant>,
     /// When the first token was drawn.
     pub first_token: Option<Instant>,
-    /// When the last choice ended.
+    /// When the last choice or the last embedding ended, if none failed.
     pub last_token: Option<Instant>,
     /// When the response had been sent, or the client had left.
     pub ended: Instant,
@@ -169,11 +169,12 @@ impl RequestPhases {
             .admitted
             .max(self.submitted.filter(|_| self.admitted.is_some()));
         let queue = self.submitted.map(|began| phase("queue", began, admitted));
-        let prefill = admitted.map(|began| phase("prefill", began, self.first_token));
-        let decode = self
-            .first_token
-            .filter(|_| operation != GenAiOperation::Embeddings);
-        let decode = decode.map(|began| phase("decode", began, self.last_token));
+        let (prefilled, decoding) = match operation {
+            GenAiOperation::Embeddings => (self.last_token, None),
+            _ => (self.first_token, self.first_token),
+        };
+        let prefill = admitted.map(|began| phase("prefill", began, prefilled));
+        let decode = decoding.map(|began| phase("decode", began, self.last_token));
         [grammar, queue, prefill, decode]
             .into_iter()
             .flatten()
@@ -261,23 +262,23 @@ mod tests {
     #[test]
     fn embeddings_have_no_decode() {
         let now = Instant::now();
-        let phases = RequestPhases {
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let mut phases = RequestPhases {
             arrived: now,
             grammar: None,
             submitted: Some(now),
             admitted: Some(now),
-            first_token: Some(now),
-            last_token: Some(now),
-            ended: now,
+            first_token: Some(at(1)),
+            last_token: Some(at(3)), // Of the second text.
+            ended: at(4),
         };
-        let names = |operation| {
-            phases
-                .list(operation)
-                .iter()
-                .map(|it| it.name)
-                .collect::<Vec<_>>()
+        let list = |phases: &RequestPhases| phases.list(GenAiOperation::Embeddings);
+        let [_, prefill] = list(&phases)[..] else {
+            panic!("{phases:?}");
         };
-        assert_eq!(names(GenAiOperation::Embeddings), ["queue", "prefill"]);
-        assert_eq!(names(GenAiOperation::Chat), ["queue", "prefill", "decode"]);
+        assert_eq!((prefill.name, prefill.ended), ("prefill", at(3)));
+        phases.last_token = None;
+        let failed = list(&phases)[1];
+        assert_eq!((failed.ended, failed.has_failed), (at(4), true));
     }
 }

@@ -45,13 +45,14 @@ impl SpanCounts {
         let _ = self.waiting.fetch_update(set, fetch, less); // `less` always answers.
     }
 
+    /// Counts spans that are lost. Reports all that are not reported yet, if that is due.
     fn lose(&self, spans: usize, why: &str) {
         let mut losses = self.lock();
         losses.unreported += spans;
         let is_due = losses
             .reported
             .is_none_or(|at| at.elapsed() >= REPORT_INTERVAL);
-        if is_due {
+        if is_due && losses.unreported > 0 {
             losses.report(why);
         }
     }
@@ -142,8 +143,9 @@ impl SpanExporter for CountingExporter {
         let spans = batch.len();
         let sent = self.exporter.export(batch).await;
         self.counts.leave(spans);
-        if let Err(error) = &sent {
-            self.counts.lose(spans, &error.to_string());
+        match &sent {
+            Ok(()) => self.counts.lose(0, "the queue to the collector was full"),
+            Err(error) => self.counts.lose(spans, &error.to_string()),
         }
         sent
     }
@@ -173,6 +175,8 @@ mod tests {
     #[test]
     fn losses_are_reported_at_once_and_then_seldom() {
         let counts = SpanCounts::default();
+        counts.lose(0, "nothing");
+        assert!(counts.lock().reported.is_none());
         counts.lose(3, "test");
         assert_eq!(counts.lock().unreported, 0);
         counts.lose(2, "test");

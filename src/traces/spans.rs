@@ -50,6 +50,7 @@ impl SpanWriter {
         settings: &TraceSettings<'_>,
         endpoint: String,
     ) -> Result<SpanWriter, String> {
+        super::collector::check_variables(settings.sample.is_some())?;
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_endpoint(endpoint)
@@ -91,7 +92,6 @@ impl SpanWriter {
         let text = |text: &Option<String>| text.clone().map(Value::from);
         let status = request.status.map(|status| i64::from(status).into());
         add("gen_ai.request.model", text(&request.model));
-        add("gen_ai.response.model", text(&request.model));
         add("http.response.status_code", status);
         add("error.type", text(&request.error));
         if let Some(answer) = &request.answer {
@@ -123,6 +123,7 @@ impl SpanWriter {
             );
         }
         if let Some(counts) = request.counts {
+            add("gen_ai.response.model", text(&request.model));
             let tokens = |tokens: u32| Some(i64::from(tokens).into());
             add("gen_ai.usage.input_tokens", tokens(counts.prompt));
             add(

@@ -150,7 +150,7 @@ async fn every_endpoint_that_runs_the_model_has_traces() {
             assert_eq!((given.temperature, given.top_p), (0.7, 0.9));
         }
     }
-    for path in ["/health", "/v1/models", "/metrics"] {
+    for path in ["/health", "/v1/models", "/metrics", "/v1/completions"] {
         server.get(path).await;
     }
     server.post("/tokenize", &json!({"prompt": "Hello"})).await;

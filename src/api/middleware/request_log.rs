@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
+use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
@@ -73,8 +74,16 @@ struct GeneratedFacts {
     completion_tokens: u32,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
-    ended: Option<Instant>,  // The last choice that has.
+    ended: Option<Instant>,  // The last output that has.
+    has_open: bool,          // An output did not end, or failed.
     ends: Vec<&'static str>, // Each once.
+}
+
+impl GeneratedFacts {
+    /// Returns when the last output ended, if all have.
+    fn last_token(&self) -> Option<Instant> {
+        self.ended.filter(|_| !self.has_open)
+    }
 }
 
 impl RequestLog {
@@ -139,6 +148,7 @@ impl RequestLog {
         generated.admitted = first(generated.admitted, account.admitted);
         generated.first_token = first(generated.first_token, account.first_token);
         generated.ended = generated.ended.max(account.ended);
+        generated.has_open |= account.ended.is_none();
         if let Some(end) = end.filter(|end| !generated.ends.contains(end)) {
             generated.ends.push(end);
         }
@@ -161,7 +171,7 @@ pub(in crate::api) async fn record(
         log: log.clone(),
         app,
         arrived: arrival(&request),
-        started: Instant::now(),
+        is_post: request.method() == Method::POST,
         endpoint: request.extensions().get::<MatchedPath>().cloned(),
         progress: request.extensions().get::<Arc<Progress>>().cloned(),
         status: None,
@@ -231,7 +241,7 @@ struct LogLine {
     log: RequestLog,
     app: App,
     arrived: Instant,
-    started: Instant,
+    is_post: bool,
     endpoint: Option<MatchedPath>,
     progress: Option<Arc<Progress>>,
     status: Option<u16>, // `None` until the response has begun.
@@ -242,7 +252,7 @@ impl Drop for LogLine {
     fn drop(&mut self) {
         let facts = self.log.lock();
         let generated = facts.generated.as_ref();
-        let seconds = |at: Instant| at.saturating_duration_since(self.started).as_secs_f64();
+        let seconds = |at: Instant| at.saturating_duration_since(self.arrived).as_secs_f64();
         let is_evicted = self.progress.as_ref().is_some_and(|one| one.is_evicted());
         let (finish, status) = match self.status {
             None if is_evicted => (Some(EVICTED.0.to_owned()), Some(EVICTED.1)),
@@ -273,7 +283,7 @@ impl Drop for LogLine {
                     queue_seconds = generated.and_then(|facts| facts.admitted).map(seconds),
                     first_token_seconds =
                         generated.and_then(|facts| facts.first_token).map(seconds),
-                    total_seconds = self.started.elapsed().as_secs_f64(),
+                    total_seconds = self.arrived.elapsed().as_secs_f64(),
                     "request"
                 )
             };
@@ -299,7 +309,11 @@ impl LogLine {
         finish: Option<String>,
         status: Option<u16>,
     ) -> Option<RequestTrace> {
-        let endpoint = self.endpoint();
+        let endpoint = if self.is_post {
+            self.endpoint()
+        } else {
+            UNKNOWN
+        };
         let (_, operation) = TRACED.iter().find(|(path, _)| *path == endpoint)?;
         let generated = facts.generated.as_ref();
         let has_failed = facts.failure.is_some() || !self.is_complete;
@@ -323,7 +337,7 @@ impl LogLine {
                 submitted: facts.submitted,
                 admitted: generated.and_then(|generated| generated.admitted),
                 first_token: generated.and_then(|generated| generated.first_token),
-                last_token: generated.and_then(|generated| generated.ended),
+                last_token: generated.and_then(GeneratedFacts::last_token),
                 ended: Instant::now(),
             },
             status,
@@ -340,5 +354,33 @@ impl RequestFacts {
         }
         let ends = &self.generated.as_ref()?.ends;
         (!ends.is_empty()).then(|| ends.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_token_is_known_once_all_outputs_have_ended() {
+        let log = RequestLog::default();
+        let now = Instant::now();
+        let add = |ended| {
+            let account = StreamAccount {
+                prompt_tokens: 1,
+                cached_tokens: 0,
+                admitted: Some(now),
+                first_token: Some(now),
+                ended,
+            };
+            log.add_output(&account, 1, None);
+        };
+        let last_token = || log.lock().generated.as_ref().unwrap().last_token();
+        add(Some(now));
+        assert_eq!(last_token(), Some(now));
+        add(None);
+        assert_eq!(last_token(), None);
+        add(Some(now));
+        assert_eq!(last_token(), None);
     }
 }
