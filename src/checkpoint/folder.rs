@@ -13,6 +13,11 @@ use sterna_kernels::HugeSlice;
 
 use super::error::{LoadError, LoadResult};
 
+/// How a file begins that Git LFS has not replaced by its content, and what to do.
+pub(super) const LFS_POINTER: &[u8] = b"version https://git-lfs";
+pub(super) const LFS_PROBLEM: &str = "it is a pointer of Git LFS, not the weights. Run git lfs \
+    pull in its directory, or give the model's name on the hub";
+
 /// The largest file that is read into memory. The tokenizer of a vocabulary of 128 K has 9 MB.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::error::{LoadError, LoadResult};
-use super::folder::Folder;
+use super::folder::{Folder, LFS_POINTER, LFS_PROBLEM};
 use super::json::parse_json;
 use super::order::FileOrder;
 use super::tensor::{MAX_TENSORS, Storage, Tensor};
@@ -131,6 +131,9 @@ fn refuse_duplicate_names(file: &str, bytes: &[u8]) -> LoadResult<()> {
 
 /// Returns the JSON header of a safetensors file.
 fn header<'a>(file: &str, bytes: &'a [u8]) -> LoadResult<&'a [u8]> {
+    if bytes.starts_with(LFS_POINTER) {
+        return Err(LoadError::file(file, LFS_PROBLEM));
+    }
     let header = bytes.split_first_chunk::<8>().map(|(length, rest)| {
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
         (length, rest)

@@ -85,6 +85,12 @@ fn malformed_files_are_refused_by_name() {
 }
 
 #[test]
+fn a_pointer_of_git_lfs_is_called_so() {
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+    check_refused(&[("model.safetensors", pointer.to_vec())], "git lfs pull");
+}
+
+#[test]
 fn an_oversized_header_is_refused_before_it_is_parsed() {
     let mut long = one("a");
     long[..8].copy_from_slice(&(MAX_HEADER_BYTES as u64 + 1).to_le_bytes());

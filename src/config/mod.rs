@@ -90,7 +90,7 @@ pub enum Command {
     /// Be the process from which a server forks the workers of grammars. Only a server starts it.
     #[command(hide = true)]
     GrammarTemplate,
-    /// Measure how fast a model runs on this machine and compare it with the machine's limits.
+    /// Measure how fast a model runs, beside the limits of this machine
     ///
     /// The command first checks that the engine computes correct results. If it does not, the
     /// command measures nothing and exits with code 2.
@@ -128,7 +128,7 @@ pub enum Command {
     /// sign_mode, matrices, embedding, groups_values) and left_out (prefix, tensors). What is
     /// unknown is null or empty. Later versions may add fields, but rename and remove none.
     Inspect(InspectConfig),
-    /// Write a model into another container, without rounding anything.
+    /// Write a model into another container, without rounding anything
     ///
     /// IN is a directory of Hugging Face (packed weights, or floats that are ternary already), a
     /// GGUF file of any ternary type, or a .bin file. OUT has the same codes, scales, other
@@ -174,8 +174,9 @@ pub enum Command {
 /// The flags of `serve`.
 #[derive(Args, Clone, Debug)]
 pub struct ServeConfig {
-    /// TOML file of settings: a key for each flag, such as port = 8000 or served-model-name = ["a",
-    /// "b"]. The command line wins over the environment variable, which wins over the file.
+    /// TOML file of settings. It has a key for each flag, such as port = 8000 or
+    /// served-model-name = ["a", "b"]. The command line wins over the environment variable, which
+    /// wins over the file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The flags about the model.
@@ -296,7 +297,7 @@ pub struct NetworkFlags {
     #[arg(long, default_value = "127.0.0.1", value_parser = host)]
     pub host: String,
     /// Port to listen on. With 0 the system chooses a free port, and the start message names it.
-    #[arg(long, default_value_t = 30000)]
+    #[arg(long, default_value_t = 30000, value_parser = port)]
     pub port: u16,
     /// Maximum number of open connections. Further connections are answered 503 and closed.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = count(1..))]
@@ -327,7 +328,7 @@ pub struct NetworkFlags {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Access")]
 pub struct AccessFlags {
-    /// TOML file of the tenants, with their key hashes, shares and limits (see
+    /// TOML file of the tenants. It has their key hashes, shares and limits (see
     /// src/tenants/README.md). With this file every route except /, /page/, /health and /ready
     /// needs a key, and /metrics needs the admin key. The server reads the file again at SIGHUP.
     #[arg(long, value_name = "FILE")]
@@ -553,12 +554,23 @@ fn count(limits: impl RangeBounds<i64>) -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(limits)
 }
 
+/// Accepts a port.
+fn port(text: &str) -> Result<u16, String> {
+    text.parse()
+        .map_err(|_| "must be a whole number from 0 to 65535".to_owned())
+}
+
 /// Accepts a number from 0 to 1.
 fn probability(text: &str) -> Result<f32, String> {
     let number = text.parse().ok();
     number
         .filter(|number| (0.0..=1.0).contains(number))
         .ok_or_else(|| format!("must be a number from 0 to 1; got {text:?}"))
+}
+
+/// Returns how an error says a size.
+fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
 /// Accepts from `min` seconds to a day.
@@ -626,8 +638,10 @@ impl ServeConfig {
         let (slabs, running) = match self.state_memory {
             Some(bytes) if bytes > usable => {
                 return Err(format!(
-                    "--state-memory: {bytes} bytes do not fit; this process may use only {usable} \
-                     more bytes. Give a smaller size"
+                    "--state-memory: {} do not fit; this process may use only {} more. Give a \
+                     smaller size",
+                    gib(bytes),
+                    gib(usable)
                 ));
             }
             Some(bytes) => (bytes / slab, (bytes / slab).saturating_sub(1)),
@@ -668,8 +682,10 @@ impl ServeConfig {
         let bytes = match self.kv_memory {
             Some(bytes) if bytes > usable => {
                 return Err(format!(
-                    "--kv-memory: {bytes} bytes do not fit; this process may use only {usable} \
-                     more bytes. Give a smaller size"
+                    "--kv-memory: {} do not fit; this process may use only {} more. Give a \
+                     smaller size",
+                    gib(bytes),
+                    gib(usable)
                 ));
             }
             Some(bytes) => bytes,

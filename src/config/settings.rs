@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::builder::BoolishValueParser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Error, FromArgMatches};
 use toml::{Table, Value};
@@ -31,7 +31,12 @@ impl Cli {
     /// # Errors
     /// What is wrong, and where.
     pub fn read_from(arguments: Vec<OsString>) -> Result<Cli, Error> {
-        let matches = command(&[]).try_get_matches_from(arguments.clone())?;
+        let matches = command(&[]).try_get_matches_from(arguments.clone());
+        let matches = matches.map_err(|mut error| {
+            // The tip to write the flag after "--", which would make it the model.
+            error.remove(ContextKind::Suggested);
+            error
+        })?;
         let matches = match serve_matches(&matches).get_one::<PathBuf>("config") {
             None => matches,
             Some(file) => {

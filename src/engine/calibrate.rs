@@ -187,20 +187,26 @@ impl Calibration {
                 throttled,
                 waited,
             } = interference;
-            tracing::warn!(
+            tracing::info!(
                 milliseconds,
                 samples,
-                spread,
-                stolen,
-                throttled,
-                waited,
+                spread = hundredths(*spread),
+                stolen = hundredths(*stolen),
+                throttled = hundredths(*throttled),
+                waited = hundredths(*waited),
                 "other work disturbed the measurement of the cost of a step; the server measures \
                  again when it is idle"
             );
         } else {
+            let spread = hundredths(*spread);
             tracing::info!(milliseconds, samples, spread, "measured the cost of a step");
         }
     }
+}
+
+/// Returns a figure for the log.
+fn hundredths(figure: f64) -> f64 {
+    (figure * 100.0).round() / 100.0
 }
 
 impl Recalibration {

@@ -46,6 +46,15 @@ pub(super) enum HubFailure {
     Lasting(String),
 }
 
+impl HubFailure {
+    /// Returns the reason.
+    pub(super) fn reason(self) -> String {
+        match self {
+            HubFailure::Passing(reason) | HubFailure::Lasting(reason) => reason,
+        }
+    }
+}
+
 /// The content of a file.
 pub(super) struct FileContent {
     /// The offset of the body in the file.
@@ -81,7 +90,7 @@ impl HubClient {
     /// # Errors
     /// If the hub has no such repository, refuses to show it, or answers something else than a
     /// listing.
-    pub(super) fn listing(&self) -> Result<HubListing, String> {
+    pub(super) fn listing(&self) -> Result<HubListing, HubFailure> {
         let (endpoint, repository) = (&self.settings.endpoint, &self.repository);
         let url = format!("{endpoint}/api/models/{repository}/revision/{BRANCH}?blobs=true");
         let mut fruitless = 0;
@@ -94,7 +103,12 @@ impl HubClient {
             }
         };
         let listing = HubListing::parse(&json);
-        listing.map_err(|error| format!("{repository}: the listing of {endpoint}: {error}"))
+        listing.map_err(|error| {
+            HubFailure::Lasting(format!(
+                "{repository}: the listing of {endpoint}: {error}. Check HF_ENDPOINT: a proxy or \
+                 a page for a login may answer in place of a hub"
+            ))
+        })
     }
 
     fn read_listing(&self, url: &str) -> Result<Vec<u8>, HubFailure> {
@@ -154,14 +168,15 @@ impl HubClient {
         failed: HubFailure,
         has_brought_bytes: bool,
         fruitless: &mut u32,
-    ) -> Result<Duration, String> {
-        let problem = match failed {
-            HubFailure::Lasting(problem) => return Err(problem),
-            HubFailure::Passing(problem) => problem,
+    ) -> Result<Duration, HubFailure> {
+        let HubFailure::Passing(problem) = failed else {
+            return Err(failed);
         };
         *fruitless = if has_brought_bytes { 0 } else { *fruitless + 1 };
         if *fruitless == MAX_FRUITLESS {
-            return Err(format!("{problem} (the last of {MAX_FRUITLESS} tries)"));
+            return Err(HubFailure::Passing(format!(
+                "{problem} (the last of {MAX_FRUITLESS} tries)"
+            )));
         }
         tracing::warn!(problem, "trying again");
         Ok(self.settings.retry_pause * *fruitless)
@@ -241,10 +256,9 @@ impl HubClient {
     /// Returns what a request without an answer means.
     fn broken(&self, uri: &Uri, error: Error) -> HubFailure {
         let host = host(uri);
-        let problem = format!(
-            "{}: {host}: {error}. With --offline, a copy in the cache is served",
-            self.repository
-        );
+        let port = uri.port().map(|port| format!(":{port}"));
+        let port = port.unwrap_or_default();
+        let problem = format!("{}: {host}{port}: {error}", self.repository);
         match error {
             Error::Io(_) | Error::Timeout(_) | Error::Protocol(_) | Error::ConnectionFailed => {
                 HubFailure::Passing(problem)

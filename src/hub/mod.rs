@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use self::cache::RepoCache;
-use self::client::HubClient;
+use self::client::{HubClient, HubFailure};
 use self::listing::{HubFile, HubListing};
 use self::needed::NeededFiles;
 use self::partial_file::PartialFile;
@@ -51,18 +51,40 @@ const MAX_INDEX_BYTES: u64 = 64 << 20;
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Returns the path of a model of the hub in the cache. What the cache lacks is downloaded, unless
-/// the settings forbid it.
+/// the settings forbid it. `check` says of a directory that has all files except the weights
+/// whether the weights are worth a download.
 ///
 /// # Errors
-/// If the hub or the cache lacks the model, several files would do, a download fails, or the disk
-/// is full.
-pub fn fetch(name: &ModelName, settings: &HubSettings) -> Result<PathBuf, String> {
+/// If the hub or the cache lacks the model, several files would do, `check` fails, a download
+/// fails, or the disk is full.
+pub fn fetch(
+    name: &ModelName,
+    settings: &HubSettings,
+    check: impl FnOnce(&Path) -> Result<(), String>,
+) -> Result<PathBuf, String> {
     let cache = RepoCache::new(&settings.cache, name);
     if settings.is_offline {
-        return cached(name, &cache);
+        let (path, commit) = cached(name, &cache).map_err(|problem| {
+            format!(
+                "{problem}. Nothing is downloaded with --offline or HF_HUB_OFFLINE; start once \
+                 without them"
+            )
+        })?;
+        let model = name.repository();
+        tracing::info!(model, commit, "the model is in the cache");
+        return Ok(path);
     }
     let client = HubClient::new(settings, name);
-    let listing = client.listing()?;
+    let listing = client.listing().map_err(|failed| match failed {
+        HubFailure::Lasting(problem) => problem,
+        HubFailure::Passing(problem) if cached(name, &cache).is_ok() => {
+            format!("{problem}. The cache has this model: start with --offline")
+        }
+        HubFailure::Passing(problem) => format!(
+            "{problem}. The cache has no copy of this model. Check the network, and HF_ENDPOINT \
+             and HTTPS_PROXY if they are set"
+        ),
+    })?;
     let in_repository = |error| format!("{}: {error}", name.repository());
     let paths: BTreeSet<&str> = listing.files.iter().map(|file| &*file.path).collect();
     let needed = NeededFiles::find(&paths, name.choice.as_deref()).map_err(in_repository)?;
@@ -73,8 +95,14 @@ pub fn fetch(name: &ModelName, settings: &HubSettings) -> Result<PathBuf, String
         progress: progress_bar(),
         reported: Instant::now(),
     };
-    download.files(&needed.files)?;
     let snapshot = cache.snapshot(&listing.commit);
+    let (texts, weights) = needed.texts_and_weights();
+    download.files(&texts)?;
+    if needed.is_directory() {
+        check(&snapshot)
+            .map_err(|error| in_repository(format!("{error}. No weights were downloaded")))?;
+    }
+    download.files(&weights)?;
     if needed.has_index {
         let shards = shards(&snapshot, &needed, &paths).map_err(in_repository)?;
         download.files(&shards)?;
@@ -84,18 +112,14 @@ pub fn fetch(name: &ModelName, settings: &HubSettings) -> Result<PathBuf, String
     Ok(needed.path_in(&snapshot))
 }
 
-/// Returns the path of a model that the cache has.
+/// Returns the path of a model that the cache has, and its commit.
 ///
 /// # Errors
 /// If the cache lacks the model or one of its files.
-fn cached(name: &ModelName, cache: &RepoCache) -> Result<PathBuf, String> {
+fn cached(name: &ModelName, cache: &RepoCache) -> Result<(PathBuf, String), String> {
     let incomplete = |problem: String| {
-        format!(
-            "{}: {problem} (in the cache {}). Nothing is downloaded with --offline or \
-             HF_HUB_OFFLINE; start once without them",
-            name.repository(),
-            cache.root().display()
-        )
+        let (repository, root) = (name.repository(), cache.root().display());
+        format!("{repository}: {problem} (in the cache {root})")
     };
     let commit = cache.read_commit().map_err(incomplete)?;
     let snapshot = cache.snapshot(&commit);
@@ -105,12 +129,7 @@ fn cached(name: &ModelName, cache: &RepoCache) -> Result<PathBuf, String> {
     if needed.has_index {
         shards(&snapshot, &needed, &paths).map_err(incomplete)?;
     }
-    tracing::info!(
-        model = name.repository(),
-        commit,
-        "the model is in the cache"
-    );
-    Ok(needed.path_in(&snapshot))
+    Ok((needed.path_in(&snapshot), commit))
 }
 
 /// Returns the shards that the index in a snapshot lists.

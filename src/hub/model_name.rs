@@ -58,6 +58,22 @@ impl ModelName {
         })
     }
 
+    /// Returns `OWNER/NAME` if `text` has it in another form: in the address of a page of the hub,
+    /// or with a branch.
+    pub fn hidden_in(text: &str) -> Option<String> {
+        let text = text
+            .trim_start_matches("https://")
+            .trim_start_matches("http://");
+        let page = ["huggingface.co/", "hf.co/"].iter();
+        let path = page.fold(text, |text, host| text.strip_prefix(host).unwrap_or(text));
+        let mut parts = path.split(['/', '@', ':', '?']).take(2);
+        let repository = format!("{}/{}", parts.next()?, parts.next()?);
+        let is_page = path != text;
+        let has_branch = path.strip_prefix(&repository)?.starts_with('@');
+        let name = ModelName::parse(&repository)?;
+        (is_page || has_branch).then(|| name.repository())
+    }
+
     /// Returns `OWNER/NAME`.
     pub fn repository(&self) -> String {
         format!("{}/{}", self.owner, self.name)
@@ -106,6 +122,30 @@ mod tests {
             assert_eq!(ModelName::parse(path), None, "{path}");
         }
         assert_eq!(ModelName::parse(&format!("a/{}", "b".repeat(97))), None);
+    }
+
+    #[test]
+    fn a_name_is_found_in_the_address_of_its_page_and_before_a_branch() {
+        for text in [
+            "https://huggingface.co/a/b",
+            "http://hf.co/a/b/tree/main",
+            "huggingface.co/a/b?show=1",
+            "hf.co/a/b:Q2_0",
+            "a/b@main",
+        ] {
+            assert_eq!(ModelName::hidden_in(text).as_deref(), Some("a/b"), "{text}");
+        }
+        for text in [
+            "a/b",
+            "a/b/c",
+            "./a/b@c",
+            "https://a/b/c",
+            "hf.co/a",
+            "a@b",
+            "",
+        ] {
+            assert_eq!(ModelName::hidden_in(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -110,6 +110,16 @@ impl NeededFiles {
         }
     }
 
+    /// Returns whether the model is the whole directory.
+    pub(super) fn is_directory(&self) -> bool {
+        self.model.is_none()
+    }
+
+    /// Returns the small files of text, and the other files.
+    pub(super) fn texts_and_weights(&self) -> (Vec<String>, Vec<String>) {
+        self.files.iter().cloned().partition(|path| is_text(path))
+    }
+
     /// Returns the path to open, if the files are in `folder`.
     pub(super) fn path_in(&self, folder: &Path) -> PathBuf {
         match &self.model {
@@ -155,6 +165,12 @@ fn chosen<'a>(paths: &BTreeSet<&'a str>, choice: Option<&str>) -> Result<&'a str
              with OWNER/NAME:FILE: {}",
             lists(&models)
         )),
+        ([], Some(choice)) if paths.iter().any(|path| path.ends_with(".safetensors")) => {
+            Err(format!(
+                "there is no GGUF or .bin file {choice:?}. The repository has safetensors: give \
+                 its name without \":{choice}\""
+            ))
+        }
         ([], Some(choice)) => Err(format!("there is no GGUF or .bin file {choice:?}")),
         ([], None) => Err(format!(
             "there is no model that Sterna reads: no config.json with {SAFETENSORS_FILE} or \
@@ -181,6 +197,11 @@ fn has_word(path: &str, word: &str) -> bool {
     })
 }
 
+/// Returns whether a file is a small one of text.
+fn is_text(path: &str) -> bool {
+    path.ends_with(".json") || path.ends_with(".jinja")
+}
+
 /// Returns the small files of text that the loader may read beside the file `model`.
 ///
 /// # Errors
@@ -193,7 +214,6 @@ fn text_files(paths: &BTreeSet<&str>, model: &str) -> Result<Vec<String>, String
         let Some(beside) = path.strip_prefix(folder) else {
             return false;
         };
-        let is_text = path.ends_with(".json") || path.ends_with(".jinja");
         let is_index = path.ends_with(".index.json");
         let is_read = match beside.rsplit_once('/') {
             None => true,
@@ -202,7 +222,7 @@ fn text_files(paths: &BTreeSet<&str>, model: &str) -> Result<Vec<String>, String
                 beside == TOOL_TEMPLATE_FILE || folder.to_owned() + inner == own_folder
             }
         };
-        is_text && !is_index && is_read
+        is_text(path) && !is_index && is_read
     };
     let files = paths.iter().filter(|path| is_needed(path));
     let files: Vec<String> = files.map(|&path| path.to_owned()).collect();

@@ -98,9 +98,9 @@ impl<'a> PartialFile<'a> {
             let has_brought_bytes = furthest < self.bytes;
             furthest = furthest.max(self.bytes);
             let pause = client.pause_after(failed, has_brought_bytes, &mut fruitless);
-            let pause = pause.map_err(|problem| match self.bytes {
-                0 => problem,
-                bytes => {
+            let pause = pause.map_err(|failed| match (self.bytes, failed.reason()) {
+                (0, problem) => problem,
+                (bytes, problem) => {
                     format!("{problem}. The first {bytes} bytes are kept; start again to resume")
                 }
             })?;

@@ -25,7 +25,7 @@ use std::{panic, process};
 
 use sterna_kernels::Isa;
 use tokio::runtime::{self, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tracing::Level;
@@ -47,9 +47,9 @@ const ASYNC_THREADS: usize = 2;
 const START_FAILED: i32 = 2;
 /// The largest number of log lines that wait to be written: about 3 MB.
 const MAX_UNWRITTEN_LINES: usize = 8192;
-/// How the names of the crates begin that send the requests of downloads. They log the bytes of
-/// their requests at the level "trace", which have the token of the Hugging Face Hub. No value of
-/// RUST_LOG shows them.
+/// How the names of the crates begin that send downloads and traces. They log the bytes of their
+/// requests at the level "trace", which have the token of the Hugging Face Hub or a key of the
+/// collector. No value of RUST_LOG shows them.
 const NO_REQUEST_BYTES: &str = "ureq";
 /// The example in the greeting.
 const CHAT_REQUEST: &str =
@@ -75,16 +75,16 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     let runtime = start_runtime()?;
     // Listen to signals first: one that comes while the model loads must not be lost.
     let mut signals = runtime.block_on(async { StopSignals::listen() })?;
-    let hangups = match &roster {
-        Some(_) => Some(runtime.block_on(async { signal(SignalKind::hangup()) })?),
-        None => None, // The default action: SIGHUP ends the process with its terminal.
-    };
+    // Without a roster the default action: SIGHUP ends the process with its terminal.
+    let hangups = roster.as_ref().map(|_| hangups(&runtime)).transpose()?;
+    // Before the port: a wrong path is more often the mistake.
+    model_path::FoundModel::check(&config.model)?;
     let listeners = runtime.block_on(async { listen::listen(&addresses) })?;
     let address = listeners[0].local_addr()?;
 
     let app = tenants::app(config, roster.as_ref(), connections)?;
     app.set_access(access);
-    let _traces = traces::start(&config.traces, address, &app)?;
+    let traces = traces::start(&config.traces, address, &app)?;
     let (stop, stopped) = oneshot::channel::<()>();
     let http = runtime.spawn(api::serve_all(
         listeners,
@@ -96,6 +96,7 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     let loading = load::load(config, kernels, public.collect())
         .map_err(|error| format!("the load thread does not start: {error}"))?;
     let Some(loaded) = runtime.block_on(signals.before(loading)) else {
+        tracing::info!("a signal ended the server before the model was ready");
         return Ok(());
     };
     let (serving, engine) =
@@ -138,7 +139,13 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     ended?.map_err(|_| ENGINE_PANICKED)?;
     drop(stop);
     runtime.block_on(http)?;
+    traces.flush();
     Ok(())
+}
+
+/// Listens to SIGHUP.
+fn hangups(runtime: &Runtime) -> io::Result<Signal> {
+    runtime.block_on(async { signal(SignalKind::hangup()) })
 }
 
 /// Starts the async threads. `tokio` panics if the system refuses one of them, and unwinding waits

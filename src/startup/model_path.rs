@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::{ModelConfig, Source};
 use crate::config::{ModelFlags, similar_command};
 use crate::hub::{self, HubSettings, ModelName};
 
@@ -17,6 +18,17 @@ pub(super) struct FoundModel {
 }
 
 impl FoundModel {
+    /// Checks what can be checked of the model's path without a download.
+    ///
+    /// # Errors
+    /// If the path is no name on the hub, and nothing is there.
+    pub(super) fn check(flags: &ModelFlags) -> Result<(), String> {
+        match &flags.path {
+            Some(path) if ModelName::find(path)?.is_none() => name_of(path).map(drop),
+            _ => Ok(()),
+        }
+    }
+
     /// Finds the model. If it is given by its name on the hub and the cache lacks it, downloads it.
     ///
     /// # Errors
@@ -27,7 +39,8 @@ impl FoundModel {
             Some(path) => match ModelName::find(path)? {
                 Some(name) => {
                     let settings = HubSettings::from_environment(flags.offline)?;
-                    (Some(hub::fetch(&name, &settings)?), Some(name.repository()))
+                    let path = hub::fetch(&name, &settings, check_config)?;
+                    (Some(path), Some(name.repository()))
                 }
                 None => (Some(path.clone()), name_of(path)?),
             },
@@ -41,11 +54,24 @@ impl FoundModel {
     }
 }
 
+/// Checks whether a directory without weights has a configuration that this server can serve.
+fn check_config(directory: &Path) -> Result<(), String> {
+    let read = |source| ModelConfig::read(&source);
+    let config = Source::open(directory).and_then(read);
+    config.map(drop).map_err(|error| error.to_string())
+}
+
 /// Returns the name of a directory, or of a file without its extension.
 fn name_of(path: &Path) -> Result<Option<String>, String> {
     let path = path.canonicalize().map_err(|error| {
         let shown = path.display();
         let similar = path.to_str().and_then(similar_command);
+        if let Some(name) = path.to_str().and_then(ModelName::hidden_in) {
+            return format!(
+                "{shown}: there is no such file or directory. A model of the Hugging Face Hub is \
+                 given by its name alone, {name}, and its branch main is served"
+            );
+        }
         match (error.kind(), similar) {
             (ErrorKind::NotFound, Some(command)) => format!(
                 "{shown}: there is no such file or directory, and no such command. Did you mean \

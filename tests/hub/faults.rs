@@ -325,8 +325,16 @@ fn a_hub_that_nobody_reaches_is_named() {
     let mut settings = cache.settings(&server);
     // Port 1 of a loopback address is closed.
     settings.endpoint = "http://127.0.0.1:1".to_owned();
-    let result = sterna::hub::fetch(&super::named(NAME), &settings);
-    check_error(result, &["owner/model: 127.0.0.1", "With --offline"]);
+    let fetch = |settings| sterna::hub::fetch(&super::named(NAME), settings, |_| Ok(()));
+    let expected = [
+        "owner/model: 127.0.0.1:1: ",
+        "5 tries",
+        "no copy",
+        "HF_ENDPOINT",
+    ];
+    check_error(fetch(&settings), &expected);
+    cache.fetch(&server, NAME).unwrap();
+    check_error(fetch(&settings), &["5 tries", "start with --offline"]);
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl Cache {
 
     /// Fetches a model without a token.
     fn fetch(&self, server: &HubServer, model: &str) -> Result<PathBuf, String> {
-        hub::fetch(&named(model), &self.settings(server))
+        hub::fetch(&named(model), &self.settings(server), |_| Ok(()))
     }
 
     fn fetch_with_token(&self, server: &HubServer, model: &str) -> Result<PathBuf, String> {
@@ -54,7 +54,7 @@ impl Cache {
             token,
             ..self.settings(server)
         };
-        hub::fetch(&named(model), &settings)
+        hub::fetch(&named(model), &settings, |_| Ok(()))
     }
 
     fn fetch_offline(&self, server: &HubServer, model: &str) -> Result<PathBuf, String> {
@@ -62,7 +62,7 @@ impl Cache {
             is_offline: true,
             ..self.settings(server)
         };
-        hub::fetch(&named(model), &settings)
+        hub::fetch(&named(model), &settings, |_| Ok(()))
     }
 
     fn blobs(&self) -> PathBuf {
@@ -134,6 +134,24 @@ fn a_model_is_downloaded_once_into_the_usual_cache() {
         .unwrap()
         .to_owned();
     assert!(agent.starts_with("sterna/"), "{agent}");
+}
+
+#[test]
+fn the_configuration_is_checked_before_the_weights_are_downloaded() {
+    let (cache, server) = (Cache::new(), HubServer::of(safetensors()));
+    let settings = cache.settings(&server);
+    let result = hub::fetch(&named("owner/model"), &settings, |directory| {
+        assert!(directory.join("config.json").exists());
+        Err("config.json: not ternary".to_owned())
+    });
+    let expected = [
+        "owner/model: config.json: not ternary",
+        "No weights were downloaded",
+    ];
+    check_error(result, &expected);
+    let is_of_weights = |path: &str| path.ends_with("model.safetensors");
+    let received = server.received();
+    assert!(!received.iter().any(|request| is_of_weights(&request.path)));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use super::server::{HubServer, Repository};
@@ -102,19 +103,57 @@ fn a_name_is_served_and_the_token_is_in_no_log() {
 #[test]
 fn a_name_that_cannot_be_served_ends_the_program_with_2() {
     let (cache, server) = (Cache::new(), HubServer::of(demo()));
+    let float = Repository::new(&[
+        ("config.json", br#"{"architectures": ["LlamaForCausalLM"]}"#),
+        ("model.safetensors", b"weights"),
+    ]);
+    check_end(
+        &Cache::new(),
+        &HubServer::of(float),
+        &["owner/model"],
+        "No weights were downloaded",
+    );
     for (flags, expected) in [
         (
             &["owner/model", "--offline"][..],
             "it was not downloaded yet",
         ),
         (&["other/model"][..], "other/model: 127.0.0.1 answers 404"),
-        (&["owner/model:Q2_0"][..], "no GGUF or .bin file \"Q2_0\""),
+        (
+            &["owner/model:Q2_0"][..],
+            "no GGUF or .bin file \"Q2_0\". The repository has safetensors: give its name without",
+        ),
+        (
+            &["https://huggingface.co/owner/model"][..],
+            "given by its name alone, owner/model,",
+        ),
     ] {
-        let mut process = start(&cache, &server, flags);
-        let mut log = String::new();
-        let mut stderr = process.0.stderr.take().unwrap();
-        stderr.read_to_string(&mut log).unwrap();
-        assert_eq!(process.0.wait().unwrap().code(), Some(2), "{log}");
-        assert!(log.contains(expected) && !log.contains("secret"), "{log}");
+        check_end(&cache, &server, flags, expected);
     }
+}
+
+/// Checks that the program ends with an error that has the `expected` text.
+fn check_end(cache: &Cache, server: &HubServer, flags: &[&str], expected: &str) {
+    let mut process = start(cache, server, flags);
+    let mut log = String::new();
+    let mut stderr = process.0.stderr.take().unwrap();
+    stderr.read_to_string(&mut log).unwrap();
+    assert_eq!(process.0.wait().unwrap().code(), Some(2), "{log}");
+    assert!(log.contains(expected) && !log.contains("secret"), "{log}");
+}
+
+#[test]
+fn a_wrong_path_is_named_even_if_the_port_is_taken() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["--port", &port, "no-such-model"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(
+        error.contains("no-such-model: there is no such file"),
+        "{error}"
+    );
 }

@@ -8,6 +8,7 @@ use super::metadata::Metadata;
 use super::type_numbers;
 use crate::checkpoint::cursor::Cursor;
 use crate::checkpoint::error::{LoadError, LoadResult};
+use crate::checkpoint::folder::{LFS_POINTER, LFS_PROBLEM};
 use crate::checkpoint::tensor::{MAX_TENSORS, Storage};
 
 /// The longest header. A vocabulary of 262,144 tokens with its merges has about 15 MB.
@@ -91,7 +92,11 @@ impl Header {
 }
 
 fn check_version(cursor: &mut Cursor<'_>) -> Result<(), String> {
-    if cursor.take("magic")? != *b"GGUF" {
+    let magic = cursor.take("magic")?;
+    if LFS_POINTER.starts_with(&magic) {
+        return Err(LFS_PROBLEM.to_owned());
+    }
+    if magic != *b"GGUF" {
         return Err("not a GGUF file: it does not begin with \"GGUF\"".to_owned());
     }
     match cursor.u32("version")? {

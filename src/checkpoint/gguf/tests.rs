@@ -240,8 +240,12 @@ fn malformed_headers_are_refused_with_the_field() {
     let number = |key: &str| pair(key, 4, &7_u32.to_le_bytes());
     let array = |kind: u32, count: u64| [&kind.to_le_bytes()[..], &count.to_le_bytes()].concat();
     let nested = (0..6).map(|_| array(9, 1)).collect::<Vec<_>>().concat();
-    let cases: [(&str, Vec<u8>); 12] = [
+    let cases: [(&str, Vec<u8>); 13] = [
         ("does not begin with", b"GGML".to_vec()),
+        (
+            "git lfs pull",
+            b"version https://git-lfs.github.com/spec/v1\n".to_vec(),
+        ),
         ("version 1", [b"GGUF", &1_u32.to_le_bytes()[..]].concat()),
         ("big-endian", [b"GGUF", &3_u32.to_be_bytes()[..]].concat()),
         ("version 4", [b"GGUF", &4_u32.to_le_bytes()[..]].concat()),
