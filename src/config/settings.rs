@@ -271,6 +271,17 @@ mod tests {
     }
 
     #[test]
+    fn a_wrong_flag_gets_advice_that_helps() {
+        let error = read(&["--port", "abc"]).unwrap_err();
+        assert!(error.contains("a whole number from 0 to 65535"), "{error}");
+        // "-- --ctx-size" would make the flag the model.
+        let error = read(&["--ctx-size", "5"]).unwrap_err();
+        assert!(!error.contains("-- --ctx-size"), "{error}");
+        let error = read(&["--ports", "5"]).unwrap_err();
+        assert!(error.contains("'--port'"), "{error}");
+    }
+
+    #[test]
     fn help_fits_a_screen_and_help_all_has_every_flag() {
         for flags in [&["--help"][..], &["-h"], &["serve", "--help"]] {
             let help = read(flags).unwrap_err();

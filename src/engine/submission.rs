@@ -42,7 +42,7 @@ pub(super) struct RequestMoments {
     pub(super) admitted: OnceLock<Instant>,
     /// When the first token was drawn, or the embedding was complete.
     pub(super) first_token: OnceLock<Instant>,
-    /// When its last token was drawn, or its embedding was complete, if it did not fail.
+    /// When the last token was drawn, or the embedding was complete, if the request did not fail.
     pub(super) ended: OnceLock<Instant>,
 }
 
