@@ -272,6 +272,7 @@ pub(crate) struct ActivationSlices<'a> {
 
 /// What the groups of one token are multiplied by.
 #[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
 pub(crate) struct TokenGroups<'a> {
     /// The activations, group by group.
     pub(crate) values: &'a [i8],

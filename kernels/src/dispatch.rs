@@ -28,7 +28,7 @@ use crate::scalar;
 use crate::softmax::{LOGITS_BLOCK, LogitScale};
 use crate::ternary::TernaryMatrix;
 #[cfg(target_arch = "x86_64")]
-use crate::x86_64::{avx2, avx512};
+use crate::x86_64::{avx2, avx512, avxvnni};
 
 /// The kernels of one instruction set.
 #[derive(Clone, Copy)]
@@ -140,6 +140,20 @@ static SCALAR: KernelTable = table_of!(scalar);
 static AVX2: KernelTable = table_of!(avx2);
 
 #[cfg(target_arch = "x86_64")]
+static AVX_VNNI: KernelTable = KernelTable {
+    ternary_matmul: avxvnni::ternary_matmul,
+    grouped_matmul: avxvnni::grouped_matmul,
+    int8_matmul: avxvnni::int8_matmul,
+    attention_span: {
+        let mut spans = AVX2.attention_span;
+        spans[KvDtype::Int8 as usize] = avxvnni::int8_attention_span;
+        spans
+    },
+    probe_int8: avxvnni::probe_int8,
+    ..AVX2
+};
+
+#[cfg(target_arch = "x86_64")]
 static AVX512: KernelTable = table_of!(avx512);
 
 #[cfg(target_arch = "x86_64")]
@@ -169,11 +183,13 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &AVX2,
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => &AVX_VNNI,
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &AVX512,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vbmi => &AVX512_VBMI,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vbmi => return None,
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vbmi => return None,
         };
         isa.is_available().then_some(Kernels { isa, table })
     }
@@ -191,7 +207,7 @@ impl Kernels {
     /// Returns the packing of ternary weights that this instruction set multiplies fastest.
     pub fn packing(&self) -> Packing {
         match self.isa {
-            Isa::Scalar | Isa::Avx2 | Isa::Avx512 => Packing::TwoBit,
+            Isa::Scalar | Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 => Packing::TwoBit,
             Isa::Avx512Vbmi => Packing::FiveTrit,
         }
     }
@@ -200,7 +216,7 @@ impl Kernels {
     pub fn reads(&self, packing: Packing) -> bool {
         match self.isa {
             Isa::Scalar | Isa::Avx512Vbmi => true,
-            Isa::Avx2 | Isa::Avx512 => packing == Packing::TwoBit,
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 => packing == Packing::TwoBit,
         }
     }
 

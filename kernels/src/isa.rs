@@ -9,6 +9,9 @@ pub enum Isa {
     Scalar,
     /// AVX2, FMA and F16C: x86-64 since about 2013.
     Avx2,
+    /// The above and AVX-VNNI, which multiplies small integers four at a time: Intel's desktops and
+    /// laptops since 2021 (Alder Lake), Zen 5.
+    AvxVnni,
     /// AVX-512 F, BW, VL and VNNI: servers since 2019.
     Avx512,
     /// The above and AVX-512 VBMI, which looks up bytes in registers: servers since 2021, Zen 4.
@@ -16,7 +19,14 @@ pub enum Isa {
 }
 
 impl Isa {
-    const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi];
+    /// All instruction sets, in ascending order.
+    pub const ALL: [Isa; 5] = [
+        Isa::Scalar,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512,
+        Isa::Avx512Vbmi,
+    ];
 
     /// Returns the best instruction set of this CPU.
     pub fn best() -> Isa {
@@ -39,6 +49,8 @@ impl Isa {
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
@@ -49,7 +61,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vbmi => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vbmi"),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vbmi => false,
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Vbmi => false,
         }
     }
 
@@ -62,6 +74,7 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Avx512Vbmi => "avx512vbmi",
         }

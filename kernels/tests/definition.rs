@@ -221,7 +221,7 @@ fn rotation_pairs_a_value_with_the_one_half_a_head_later() {
 
 #[test]
 fn an_isa_is_found_by_its_name() {
-    for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi] {
+    for isa in Isa::ALL {
         assert_eq!(Isa::named(&isa.to_string()), Some(isa));
     }
     assert_eq!(Isa::named("sse9"), None);

@@ -28,7 +28,7 @@ pub use memory::usable_memory;
 pub use traces::TraceFlags;
 
 /// The instruction sets that a user can choose.
-const ISAS: [&str; 4] = ["scalar", "avx2", "avx512", "avx512vbmi"];
+const ISAS: [&str; 5] = ["scalar", "avx2", "avxvnni", "avx512", "avx512vbmi"];
 
 /// The orders of I2_S weights that a user can name.
 const I2S_ORDERS: [&str; 3] = ["x86", "arm", "four-rows"];

@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn every_instruction_set_is_a_value_of_the_flag() {
-        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi] {
+        for isa in Isa::ALL {
             let name = isa.to_string();
             for flags in [&["sterna"][..], &["sterna", "bench"]] {
                 let cli = Cli::try_parse_from(flags.iter().chain(&["--isa", &name]));

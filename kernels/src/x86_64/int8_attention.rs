@@ -1,4 +1,5 @@
-//! Attention over keys and values of 8-bit integers, written once for AVX2 and AVX-512.
+//! Attention over keys and values of 8-bit integers, written once for AVX2, AVX-VNNI
+//! and AVX-512.
 //!
 //! `int8_rows.rs` defines the result. A line of 64 bytes has four dimensions of sixteen keys, or
 //! four tokens of sixteen dimensions of values. A register of sums has a lane for each of the

@@ -1,14 +1,14 @@
 //! The kernels of x86-64.
 //!
-//! AVX2 and AVX-512 multiply small integers by different algorithms, in `avx2/` and `avx512/`.
-//! Products of floats and attention differ in the registers only: `dense.rs`,
-//! `attention.rs` and `int8_attention.rs` are written once and compiled for both.
+//! AVX2, AVX-VNNI and AVX-512 multiply small integers by different algorithms, in `avx2/`,
+//! `avxvnni/` and `avx512/`. Products of floats and attention differ in the registers only:
+//! `dense.rs`, `attention.rs` and `int8_attention.rs` are written once and compiled for each.
 //!
 //! Functions are safe Rust with `#[target_feature]`. `unsafe` occurs only in `registers.rs`.
 
 use std::ops::Range;
 
-use crate::block::{Block, PANEL_BLOCKS};
+use crate::block::{Block, PANEL_BLOCKS, PANEL_ROWS};
 use crate::groups::GroupRecord;
 
 /// Evaluates `$call` with `$N` as a constant that equals `$count`, which is one of the literals.
@@ -27,6 +27,7 @@ macro_rules! by_count {
 mod attention;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
+pub(crate) mod avxvnni;
 mod dense;
 mod int8_attention;
 mod page_prefetch;
@@ -35,6 +36,9 @@ pub(crate) mod registers;
 /// How many bytes ahead of its use a stream of weights is prefetched: enough to hide the latency of
 /// memory.
 const PREFETCH_BYTES: usize = 6 << 10;
+
+/// Tokens whose activations fit into the second-level cache.
+const CACHED_TOKENS: usize = 256;
 
 /// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
@@ -62,6 +66,28 @@ fn prefetch_rest(record: &GroupRecord<'_>) {
 fn blocks(count: usize, max: usize) -> impl Iterator<Item = Range<usize>> {
     let blocks = count.div_ceil(max);
     (0..blocks).map(move |block| block * count / blocks..(block + 1) * count / blocks)
+}
+
+/// Calls `tile(panel, tokens, out)` for up to `TILE_TOKENS` tokens and one panel at a time. The
+/// outer loop is over [`CACHED_TOKENS`], whose activations stay in the second-level cache while the
+/// panels are read.
+#[inline(always)]
+fn for_each_tile<V, const TILE_TOKENS: usize>(
+    panels: Range<usize>,
+    tokens: usize,
+    out: &mut [V],
+    mut tile: impl FnMut(usize, Range<usize>, &mut [V]),
+) {
+    for cached in blocks(tokens, CACHED_TOKENS) {
+        let outs = out.chunks_exact_mut(tokens * PANEL_ROWS);
+        for (panel, out) in panels.clone().zip(outs) {
+            for tokens in blocks(cached.len(), TILE_TOKENS) {
+                let tokens = cached.start + tokens.start..cached.start + tokens.end;
+                let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
+                tile(panel, tokens, out);
+            }
+        }
+    }
 }
 
 /// Returns where each of some rows of a matrix begins, and the distance from each row to the next

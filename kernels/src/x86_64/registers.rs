@@ -273,6 +273,78 @@ pub(super) mod avx2 {
     }
 }
 
+/// Integers in two registers of AVX-VNNI, whose dot-product instruction multiplies four unsigned
+/// bytes of a lane by four signed bytes. The rest is as with AVX2.
+pub(super) mod avxvnni {
+    use std::arch::x86_64::*;
+
+    pub(crate) use super::avx2::{
+        FloatPair, IntegerPair, fused, lanes, load, load_bytes, store_i32, to_floats, widen,
+    };
+    use crate::int8_rows::LOW_BITS;
+    use crate::kv_geometry::KEY_ZERO;
+
+    /// Returns the start of the products of keys and a query: minus what [`KEY_ZERO`] in each key
+    /// adds.
+    #[target_feature(enable = "avx2,avxvnni")]
+    #[inline]
+    pub(crate) fn first_sums(query_sum: i32) -> IntegerPair {
+        [_mm256_set1_epi32(-i32::from(KEY_ZERO) * query_sum); 2]
+    }
+
+    /// Adds to each lane the product of four keys, with [`KEY_ZERO`] added, and the four numbers of
+    /// `query`.
+    #[target_feature(enable = "avx2,avxvnni")]
+    #[inline]
+    pub(crate) fn dot_keys(sums: IntegerPair, keys: IntegerPair, query: [i8; 4]) -> IntegerPair {
+        let query = _mm256_set1_epi32(i32::from_le_bytes(query.map(i8::cast_unsigned)));
+        let mut out = sums;
+        for (out, keys) in out.iter_mut().zip(keys) {
+            *out = _mm256_dpbusd_avx_epi32(*out, keys, query);
+        }
+        out
+    }
+
+    /// Returns sixteen weighted sums of nothing: the sums of the upper and of the lower halves of
+    /// weights.
+    #[target_feature(enable = "avx2,avxvnni")]
+    #[inline]
+    pub(crate) fn weighted_zero() -> [IntegerPair; 2] {
+        [[_mm256_setzero_si256(); 2]; 2]
+    }
+
+    /// Adds to each lane the products of four signed bytes and four weights of 14 bits, in two
+    /// halves of 7 bits.
+    #[target_feature(enable = "avx2,avxvnni")]
+    #[inline]
+    pub(crate) fn add_weighted(
+        sums: [IntegerPair; 2],
+        values: IntegerPair,
+        high: [u8; 4],
+        low: [u8; 4],
+    ) -> [IntegerPair; 2] {
+        let mut out = sums;
+        for (out, four) in out.iter_mut().zip([high, low]) {
+            let four = _mm256_set1_epi32(i32::from_le_bytes(four));
+            for (out, values) in out.iter_mut().zip(values) {
+                *out = _mm256_dpbusd_avx_epi32(*out, four, values);
+            }
+        }
+        out
+    }
+
+    /// Returns the weighted sums times `scale`.
+    #[target_feature(enable = "avx2,avxvnni")]
+    #[inline]
+    pub(crate) fn scaled_sums([high, low]: [IntegerPair; 2], scale: f32) -> FloatPair {
+        let mut sums = low;
+        for (sums, high) in sums.iter_mut().zip(high) {
+            *sums = _mm256_add_epi32(_mm256_slli_epi32::<{ LOW_BITS as i32 }>(high), *sums);
+        }
+        super::avx2::scaled_sums(sums, scale)
+    }
+}
+
 /// Sixteen floats in one register of AVX-512.
 pub(super) mod avx512 {
     use std::arch::x86_64::*;

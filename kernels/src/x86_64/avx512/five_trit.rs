@@ -13,7 +13,7 @@ use super::grouped::{GroupedTokens, add_rest, add_scaled, grouped_products};
 use super::ternary::{
     Unpacked, divided_by_81, field_mask, store_scaled, sum_of_fields, ternary_products,
 };
-use super::{for_each_tile, minus_offsets, two_bit};
+use super::{TILE_TOKENS, minus_offsets, two_bit};
 use crate::activation::{ActivationSlices, ScaledActivations};
 use crate::block::{Block, PANEL_BLOCKS, PANEL_ROWS};
 use crate::groups::{GroupSize, RecordShape};
@@ -21,7 +21,7 @@ use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
 use crate::ternary::TernaryMatrix;
 use crate::x86_64::registers::avx512::{load_block, widen};
-use crate::x86_64::{four_activations, prefetch_rest, prefetch_step};
+use crate::x86_64::{for_each_tile, four_activations, prefetch_rest, prefetch_step};
 
 /// The two-bit fields t0..t3 of each u below 81. The other entries are never used.
 static FIELDS_OF_U: [u8; 128] = {

@@ -131,7 +131,7 @@ macro_rules! grouped_products {
         ) {
             let group = weights.group().map_or(0, GroupSize::columns);
             let (tokens, x) = (x.activations.tokens(), x.slices());
-            for_each_tile(panels, tokens, out, |panel, tokens, out| {
+            for_each_tile::<_, TILE_TOKENS>(panels, tokens, out, |panel, tokens, out| {
                 let panel = weights.panel(panel);
                 by_count!(tokens.len(), [1 2 3 4 5 6 7 8], T => {
                     by_count!(group, [64 128 256], G => {

@@ -4,13 +4,13 @@ use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::ops::Range;
 
-use super::{for_each_tile, minus_offsets};
+use super::{TILE_TOKENS, minus_offsets};
 use crate::activation::QuantizedActivations;
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
 use crate::int8::{BYTE_ZERO, INT8_COLUMNS, Int8Matrix};
 use crate::x86_64::registers::avx512::{load_block, store_i32};
 use crate::x86_64::registers::prefetch;
-use crate::x86_64::{PREFETCH_BYTES, four_activations, prefetch_step};
+use crate::x86_64::{PREFETCH_BYTES, for_each_tile, four_activations, prefetch_step};
 
 /// Multiplies up to eight tokens at a time by the rows of some panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -21,7 +21,7 @@ pub(crate) fn int8_matmul(
     out: &mut [i32],
 ) {
     let last = weights.panels() - 1;
-    for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
+    for_each_tile::<_, TILE_TOKENS>(panels, x.tokens(), out, |panel, tokens, out| {
         // If a panel has several tiles, each prefetches its part of the next panel. If the first
         // tile prefetched all of it, that tile alone would wait for memory.
         let next = weights.panel(last.min(panel + 1));

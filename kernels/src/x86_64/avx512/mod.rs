@@ -2,16 +2,15 @@
 
 use std::arch::x86_64::*;
 use std::hint::black_box;
-use std::ops::Range;
 
+use super::PREFETCH_BYTES;
 use super::attention::attention_kernels;
 use super::dense::dense_kernels;
 use super::int8_attention::int8_attention_kernels;
 use super::registers::avx512::load_bytes;
 use super::registers::prefetch;
-use super::{PREFETCH_BYTES, blocks};
 use crate::activation::QuantizedActivations;
-use crate::block::{PANEL_BLOCKS, PANEL_ROWS};
+use crate::block::PANEL_BLOCKS;
 use crate::row_kernels::row_kernels;
 
 pub(crate) mod five_trit;
@@ -25,9 +24,6 @@ pub(crate) use dense::{dense_dots, dense_matmul, dense_row};
 pub(crate) use int8::int8_matmul;
 pub(crate) use int8_attention::int8_attention_span;
 pub(crate) use two_bit::{grouped_matmul, ternary_matmul};
-
-/// Tokens whose activations fit into the second-level cache.
-const CACHED_TOKENS: usize = 256;
 
 /// Tokens of a tile: the sums of a panel and these tokens fit into registers.
 const TILE_TOKENS: usize = 8;
@@ -58,28 +54,6 @@ int8_attention_kernels! {
     pages: [4 2 1],
     value_chunks: 2,
     prefetched_lines: [2 3],
-}
-
-/// Calls `tile(panel, tokens, out)` for up to [`TILE_TOKENS`] tokens and one panel at a time. The
-/// outer loop is over [`CACHED_TOKENS`], whose activations stay in the second-level cache while the
-/// panels are read.
-#[inline(always)]
-fn for_each_tile<V>(
-    panels: Range<usize>,
-    tokens: usize,
-    out: &mut [V],
-    mut tile: impl FnMut(usize, Range<usize>, &mut [V]),
-) {
-    for cached in blocks(tokens, CACHED_TOKENS) {
-        let outs = out.chunks_exact_mut(tokens * PANEL_ROWS);
-        for (panel, out) in panels.clone().zip(outs) {
-            for tokens in blocks(cached.len(), TILE_TOKENS) {
-                let tokens = cached.start + tokens.start..cached.start + tokens.end;
-                let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
-                tile(panel, tokens, out);
-            }
-        }
-    }
 }
 
 /// Returns the start of the sums of T tokens: a code is the weight plus `offset`, so the sum of

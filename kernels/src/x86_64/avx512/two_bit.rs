@@ -8,7 +8,7 @@ use super::grouped::{GroupedTokens, add_rest, add_scaled, grouped_products};
 use super::ternary::{
     Unpacked, divided_by_81, field_mask, store_scaled, sum_of_fields, ternary_products,
 };
-use super::{for_each_tile, minus_offsets};
+use super::{TILE_TOKENS, minus_offsets};
 use crate::activation::{ActivationSlices, ScaledActivations};
 use crate::block::{Block, PANEL_BLOCKS, PANEL_ROWS};
 use crate::groups::{GroupSize, RecordShape};
@@ -16,7 +16,7 @@ use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
 use crate::ternary::TernaryMatrix;
 use crate::x86_64::registers::avx512::{load_block, widen};
-use crate::x86_64::{four_activations, prefetch_rest, prefetch_step};
+use crate::x86_64::{for_each_tile, four_activations, prefetch_rest, prefetch_step};
 
 ternary_products! {
     features: "avx512f,avx512bw,avx512vl,avx512vnni",
