@@ -8,22 +8,10 @@
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
-#[cfg(target_os = "linux")]
-use std::num::NonZero;
-use std::ops::{Deref, DerefMut};
-#[cfg(target_os = "linux")]
-use std::thread;
+use std::ops::{Deref, DerefMut, Range};
 
 use memmap2::MmapMut;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-/// The bytes of a large page.
-#[cfg(target_os = "linux")]
-const HUGE_PAGE: usize = 2 << 20;
-
-/// The threads that take physical memory. More would wait for each other in the system.
-#[cfg(target_os = "linux")]
-const MAX_THREADS: usize = 16;
 
 /// A fixed number of values in large pages.
 ///
@@ -48,18 +36,12 @@ impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
         })
     }
 
-    /// Allocates `len` values of zero bits, and takes the physical memory for them now. Otherwise
-    /// the first write to each page takes it, and a shortage then kills the process.
+    /// Allocates `len` values of zero bits, but no physical memory. The first write to a page takes
+    /// that, and a shortage then kills the process; [`commit`](Self::commit) takes it earlier.
     ///
     /// # Errors
-    /// If the system does not have enough memory and says so. A system may also kill a process.
-    pub fn committed(len: usize) -> io::Result<HugeSlice<T>> {
-        let mut memory = HugeSlice::reserve(len)?;
-        memory.commit()?;
-        Ok(memory)
-    }
-
-    fn reserve(len: usize) -> io::Result<HugeSlice<T>> {
+    /// If the system does not promise the memory.
+    pub fn reserve(len: usize) -> io::Result<HugeSlice<T>> {
         let bytes = len.checked_mul(size_of::<T>());
         let map = MmapMut::map_anon(bytes.ok_or(io::ErrorKind::OutOfMemory)?)?;
         // A hint that may fail: without it the memory works, but is slower.
@@ -71,39 +53,30 @@ impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
         })
     }
 
-    /// Takes the physical memory.
-    fn commit(&mut self) -> io::Result<()> {
+    /// Takes the physical memory of some values, which keep what they are. Systems other than Linux
+    /// 5.14 and later do not know how; there this does nothing.
+    ///
+    /// # Errors
+    /// If the system does not have enough memory and says so. A system may also kill a process.
+    ///
+    /// # Panics
+    /// If there are no such values.
+    pub fn commit(&mut self, values: Range<usize>) -> io::Result<()> {
+        assert!(
+            values.start <= values.end && values.end <= self.len(),
+            "no values {values:?} of {}",
+            self.len()
+        );
         #[cfg(target_os = "linux")]
-        match self.populate() {
-            // A kernel before 5.14 does not know the advice.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
-            result => return result,
+        {
+            let (start, len) = (values.start * size_of::<T>(), values.len() * size_of::<T>());
+            let populated = (self.map).advise_range(memmap2::Advice::PopulateWrite, start, len);
+            match populated {
+                Err(error) if error.kind() != io::ErrorKind::InvalidInput => return Err(error),
+                _ => {}
+            }
         }
-        self.map.fill(0);
         Ok(())
-    }
-
-    /// Takes the physical memory. All cores do it, because the system writes zeros into all pages.
-    #[cfg(target_os = "linux")]
-    fn populate(&self) -> io::Result<()> {
-        let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        let share = self.map.len().div_ceil(cores.min(MAX_THREADS)).max(1);
-        let share = share.next_multiple_of(HUGE_PAGE);
-        let (map, advice) = (&self.map, memmap2::Advice::PopulateWrite);
-        thread::scope(|scope| {
-            let populate = |start: usize| {
-                let bytes = share.min(map.len() - start);
-                let take = move || map.advise_range(advice, start, bytes);
-                // This thread does it if the system gives no other.
-                let spawned = thread::Builder::new().spawn_scoped(scope, take);
-                spawned.map_err(|_| take())
-            };
-            let shares: Vec<_> = (0..map.len()).step_by(share).map(populate).collect();
-            shares.into_iter().try_for_each(|share| match share {
-                Ok(thread) => thread.join().expect("system calls do not panic"),
-                Err(taken) => taken,
-            })
-        })
     }
 }
 
@@ -169,16 +142,34 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn committed_memory_is_resident_before_it_is_written() {
         const BYTES: usize = 24 << 20;
-        let memory = HugeSlice::<u8>::committed(BYTES).unwrap();
+        let mut memory = HugeSlice::<u8>::reserve(BYTES).unwrap();
+        memory[100] = 7;
+        assert!(resident_kib(memory.as_ptr().addr()) <= 2 << 10);
+        // Half, from the middle of a page.
+        memory.commit(1000..BYTES / 2).unwrap();
+        let resident = resident_kib(memory.as_ptr().addr());
+        assert!((12 << 10..=14 << 10).contains(&resident), "{resident} KiB");
+        memory.commit(0..BYTES).unwrap();
         assert!(resident_kib(memory.as_ptr().addr()) >= BYTES / 1024);
-        assert!(memory.iter().all(|&byte| byte == 0));
-        assert_eq!(HugeSlice::<u8>::committed(0).unwrap().len(), 0);
+        assert!(
+            memory
+                .iter()
+                .enumerate()
+                .all(|(i, &byte)| byte == if i == 100 { 7 } else { 0 })
+        );
+        HugeSlice::<u8>::reserve(0).unwrap().commit(0..0).unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "no values 3..5 of 4")]
+    fn values_that_do_not_exist_are_not_committed() {
+        let _ = HugeSlice::<u64>::new(4).commit(3..5);
     }
 
     #[test]
     fn memory_that_no_machine_has_is_an_error() {
-        assert!(HugeSlice::<u64>::committed(usize::MAX / 2).is_err());
-        assert!(HugeSlice::<u64>::committed(1 << 58).is_err());
+        assert!(HugeSlice::<u64>::reserve(usize::MAX / 2).is_err());
+        assert!(HugeSlice::<u64>::reserve(1 << 58).is_err());
     }
 
     #[test]

@@ -47,6 +47,20 @@ impl<F: Forward> BatchRunner<F> {
         &mut self.sampler
     }
 
+    /// Takes the next part of the reserved memory. Returns whether there is more to take. If the
+    /// system does not have it, the steps take it when they need it.
+    pub(super) fn take_memory(&mut self) -> bool {
+        let taken = self.model.take_memory(&mut self.kv_store);
+        taken.unwrap_or_else(|error| {
+            tracing::warn!(
+                %error,
+                "the system does not have all of the memory for keys and values now; give a \
+                 smaller --kv-memory"
+            );
+            false
+        })
+    }
+
     /// Runs the forward pass of a batch whose logits are not wanted.
     pub(super) fn forward(&mut self, batch: &Batch) {
         drop(self.model.forward(batch, &mut self.kv_store));

@@ -18,9 +18,10 @@ use super::forward::Forward;
 use super::interference::{Interference, InterferenceCounters};
 use super::sampling_params::SamplingParams;
 
-/// The time for the whole calibration. A machine that is too slow for one round of the small steps
-/// takes longer.
-const TIME_LIMIT: Duration = Duration::from_millis(1_800);
+/// The time for the whole calibration at the start: a 2B model is ready in less than three seconds.
+/// On a machine that is too slow or too busy for one round of the small steps, some of them run
+/// later, when the engine is idle.
+const TIME_LIMIT: Duration = Duration::from_millis(1_000);
 
 /// Repetitions of a step. The fastest counts, because other load makes a step longer, never
 /// shorter.
@@ -52,6 +53,7 @@ pub(super) struct Calibration {
     pub(super) cost: CostModel,
     spread: f64, // The mean ratio of a step's median time to its fastest.
     interference: Interference,
+    is_complete: bool, // All of the small steps have run.
 }
 
 /// The memory that steps outside of the schedule may write to.
@@ -107,13 +109,16 @@ pub(super) fn calibrate<F: Forward>(
         "calibrating: timing steps of several sizes, so that the scheduler can predict how long \
          a step takes"
     );
-    measure(runner, steps, || false).expect("nothing interrupts the measurement")
+    let calibration = measure(runner, steps, [TIME_LIMIT; 2], || false);
+    calibration.expect("nothing interrupts the measurement")
 }
 
-/// Times steps until `is_interrupted`, which returns `None`.
+/// Times steps until `is_interrupted`, which returns `None`. After `small_limit`, a small step that
+/// did not run yet is left out, except the first. All else ends after `limit`.
 fn measure<F: Forward>(
     runner: &mut BatchRunner<F>,
     mut steps: Vec<CalibrationStep>,
+    [small_limit, limit]: [Duration; 2],
     is_interrupted: impl Fn() -> bool,
 ) -> Option<Calibration> {
     let (started, before) = (Instant::now(), InterferenceCounters::read());
@@ -124,8 +129,12 @@ fn measure<F: Forward>(
         time(runner, &largest.batch);
     }
     let mut longest = Duration::ZERO;
-    for step in &mut steps {
-        if step.is_large && started.elapsed() + 3 * longest > TIME_LIMIT {
+    for (index, step) in steps.iter_mut().enumerate() {
+        let is_late = match step.is_large {
+            true => started.elapsed() + 3 * longest > limit,
+            false => index > 0 && started.elapsed() + longest > small_limit,
+        };
+        if is_late {
             continue;
         }
         if is_interrupted() {
@@ -134,10 +143,11 @@ fn measure<F: Forward>(
         step.run(runner);
         longest = longest.max(step.fastest());
     }
-    steps.retain(|step| !step.times.is_empty());
+    let is_complete = steps.iter().all(|step| step.is_large || step.has_run());
+    steps.retain(CalibrationStep::has_run);
     for _ in 1..REPETITIONS {
         for step in &mut steps {
-            if started.elapsed() + step.fastest() > TIME_LIMIT {
+            if started.elapsed() + step.fastest() > limit {
                 continue;
             }
             if is_interrupted() {
@@ -146,7 +156,10 @@ fn measure<F: Forward>(
             step.run(runner);
         }
     }
-    let calibration = evaluate(&mut steps, InterferenceCounters::read().since(&before));
+    let calibration = Calibration {
+        is_complete,
+        ..evaluate(&mut steps, InterferenceCounters::read().since(&before))
+    };
     calibration.report(started.elapsed(), steps.len());
     Some(calibration)
 }
@@ -159,18 +172,20 @@ fn evaluate(steps: &mut [CalibrationStep], interference: Interference) -> Calibr
         .collect();
     let repeated = steps.iter_mut().filter(|step| step.times.len() > 2);
     let spreads: Vec<f64> = repeated.map(CalibrationStep::spread).collect();
+    let sum = spreads.iter().fold(0.0, |sum, spread| sum + spread);
     Calibration {
         cost: CostModel::fit(&samples),
-        spread: spreads.iter().sum::<f64>() / spreads.len().max(1) as f64,
+        spread: sum / spreads.len().max(1) as f64,
         interference,
+        is_complete: true,
     }
 }
 
 impl Calibration {
-    /// Returns whether other work made steps longer. A machine so slow that no step was repeated
-    /// may have been disturbed too, but measuring again would not tell.
+    /// Returns whether small steps are missing, or other work made steps longer. A machine so slow
+    /// that no step was repeated may have been disturbed too, but measuring again would not tell.
     pub(super) fn is_disturbed(&self) -> bool {
-        self.spread > MAX_SPREAD || self.interference.is_large()
+        !self.is_complete || self.spread > MAX_SPREAD || self.interference.is_large()
     }
 
     fn report(&self, took: Duration, samples: usize) {
@@ -179,6 +194,7 @@ impl Calibration {
             cost,
             spread,
             interference,
+            is_complete,
         } = self;
         tracing::debug!(?cost, "the cost of a step, in nanoseconds");
         if self.is_disturbed() {
@@ -190,12 +206,13 @@ impl Calibration {
             tracing::info!(
                 milliseconds,
                 samples,
+                is_complete,
                 spread = hundredths(*spread),
                 stolen = hundredths(*stolen),
                 throttled = hundredths(*throttled),
                 waited = hundredths(*waited),
-                "other work disturbed the measurement of the cost of a step; the server measures \
-                 again when it is idle"
+                "other work or a slow machine disturbed the measurement of the cost of a step; the \
+                 server measures again when it is idle"
             );
         } else {
             let spread = hundredths(*spread);
@@ -224,8 +241,8 @@ impl Recalibration {
     }
 
     /// Measures the small steps in `free` memory. Returns `None` if it `is_interrupted` or
-    /// disturbed again. It takes at most [`TIME_LIMIT`], and an interruption waits for at most one
-    /// step.
+    /// disturbed again. It takes at most [`TIME_LIMIT`], or as long as one round of the steps
+    /// takes. An interruption waits for at most one step.
     pub(super) fn measure<F: Forward>(
         &mut self,
         runner: &mut BatchRunner<F>,
@@ -234,7 +251,7 @@ impl Recalibration {
     ) -> Option<CostModel> {
         let mut steps = calibration_steps(&self.limits, free, runner.model().vocabulary());
         steps.retain(|step| !step.is_large);
-        let calibration = measure(runner, steps, is_interrupted)?;
+        let calibration = measure(runner, steps, [Duration::MAX, TIME_LIMIT], is_interrupted)?;
         if calibration.is_disturbed() {
             self.pause = (2 * self.pause).min(LONGEST_PAUSE);
             return None;
@@ -306,6 +323,10 @@ impl CalibrationStep {
         self.times.iter().min().copied().unwrap_or_default()
     }
 
+    fn has_run(&self) -> bool {
+        !self.times.is_empty()
+    }
+
     /// Returns the ratio of the median time to the shortest. The step has run.
     fn spread(&mut self) -> f64 {
         self.times.sort_unstable();
@@ -328,7 +349,8 @@ impl CalibrationStep {
 }
 
 /// Returns the steps to time, as far as `limits` and the `free` pages allow. They measure tokens,
-/// keys of decodes, keys of a chunk and logits; then come the large steps.
+/// keys of decodes, keys of a chunk and logits; then come the large steps. If there is no time for
+/// all of them, the first ones tell most.
 fn calibration_steps(
     limits: &Limits,
     free: FreeMemory<'_>,
@@ -352,8 +374,13 @@ fn calibration_steps(
             (count <= longest).then(|| step(1, (0, count), 0))
         }
     };
-    let small = [1, 2, 4, 8, 16].into_iter().filter_map(tokens);
-    let mut steps: Vec<CalibrationStep> = small.collect();
+    let mut steps: Vec<CalibrationStep> = [1, 16].into_iter().filter_map(tokens).collect();
+    let add_logits = |steps: &mut Vec<CalibrationStep>, count| {
+        if count <= sequences {
+            steps.push(step(count, (0, 1), 1));
+        }
+    };
+    add_logits(&mut steps, 1);
     if long > PAGE_TOKENS && long <= pages * PAGE_TOKENS {
         let count = LONG_SEQUENCES
             .min(sequences)
@@ -362,11 +389,8 @@ fn calibration_steps(
         steps.push(step(count, (long - 1, 1), 0));
         steps.push(step(1, chunk, 0));
     }
-    for count in [1, 4] {
-        if count <= sequences {
-            steps.push(step(count, (0, 1), 1));
-        }
-    }
+    steps.extend([4, 8, 2].into_iter().filter_map(tokens));
+    add_logits(&mut steps, 4);
     let large = [32, 64, 128, 256, 512].into_iter().filter_map(tokens);
     steps.extend(large.map(CalibrationStep::large));
     if sequences >= 16 {
@@ -495,9 +519,8 @@ mod tests {
         assert!(evaluate(&mut steps(&calm), waited).is_disturbed());
     }
 
-    #[test]
-    fn a_command_interrupts_the_measurement_after_at_most_one_step() {
-        let limits = Limits {
+    fn limits_of_toy() -> Limits {
+        Limits {
             pages: 8,
             max_running: 4,
             max_queued: 1,
@@ -507,10 +530,50 @@ mod tests {
             max_sequence_tokens: 64,
             states: None,
             diffusion: None,
-        };
+        }
+    }
+
+    fn runner_of_toy(limits: &Limits) -> BatchRunner<crate::model::Model> {
         let model = toy::model(1);
-        let kv_store = Forward::new_kv_store(&model, &limits).unwrap();
-        let mut runner = BatchRunner::new(model, kv_store);
+        let kv_store = Forward::new_kv_store(&model, limits).unwrap();
+        BatchRunner::new(model, kv_store)
+    }
+
+    #[test]
+    fn without_time_the_first_step_alone_is_measured_and_the_rest_later() {
+        let limits = limits_of_toy();
+        let mut runner = runner_of_toy(&limits);
+        let free: Vec<Page> = (2..8).map(Page::new).collect();
+        let mut steps_run = |small_limit, limit| {
+            let steps = calibration_steps(&limits, FreeMemory::of_pages(&free), 7);
+            let small = steps.iter().filter(|step| !step.is_large).count();
+            let asked = Cell::new(0);
+            let calibration = measure(&mut runner, steps, [small_limit, limit], || {
+                asked.set(asked.get() + 1);
+                false
+            });
+            let calibration = calibration.unwrap();
+            assert!(calibration.cost.predict(StepShape::decode(1)) > 0);
+            (asked.get(), small, calibration.is_complete)
+        };
+        let (run, small, is_complete) = steps_run(Duration::ZERO, Duration::ZERO);
+        assert!(
+            (run, is_complete) == (1, false) && small > 4,
+            "{run} of {small}"
+        );
+        let (run, small, is_complete) = steps_run(Duration::MAX, Duration::ZERO);
+        assert_eq!((run, is_complete), (small, true));
+        let missing = Calibration {
+            is_complete: false,
+            ..evaluate(&mut steps(&[[20, 21, 20, 22]]), Interference::default())
+        };
+        assert!(missing.is_disturbed());
+    }
+
+    #[test]
+    fn a_command_interrupts_the_measurement_after_at_most_one_step() {
+        let limits = limits_of_toy();
+        let mut runner = runner_of_toy(&limits);
         let mut recalibration = Recalibration {
             limits,
             pause: FIRST_PAUSE,

@@ -15,7 +15,7 @@ pub struct EngineConfig {
     /// refer to them by their index.
     pub public_prefixes: Vec<Vec<TokenId>>,
     /// The cost of a step, in which all draws cost the same. If `None`, the engine measures it and
-    /// the cost of each kind of draw at the start, in about two seconds.
+    /// the cost of each kind of draw at the start, in about a second.
     pub cost: Option<CostModel>,
     /// Capacity of the submit queue, in requests. A configured tenant may fill a quarter of it, and
     /// at least 8 places. A tenant with nothing in it always gets a place.

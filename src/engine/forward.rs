@@ -27,12 +27,21 @@ pub trait Forward: Send {
         ExpertUse::default()
     }
 
-    /// Takes memory for the pages and the slabs of `limits`. The engine calls this once, before it
-    /// takes requests.
+    /// Reserves memory for the pages and the slabs of `limits`, and takes some of it. The engine
+    /// calls this once, before it takes requests.
     ///
     /// # Errors
     /// If the system does not have enough memory.
     fn new_kv_store(&self, limits: &Limits) -> io::Result<Self::KvStore>;
+
+    /// Takes the next part of the reserved memory, in some milliseconds, whatever requests have
+    /// written. Returns whether there is more to take. The engine calls this while it is idle.
+    ///
+    /// # Errors
+    /// If the system does not have the memory. Then the engine takes no more in advance.
+    fn take_memory(&self, _kv_store: &mut Self::KvStore) -> io::Result<bool> {
+        Ok(false)
+    }
 
     /// Makes the batch's page copies, then computes its rows. The result has one row of logits for
     /// each token whose logits are wanted, in the order of the batch's rows and of their tokens.
@@ -99,6 +108,10 @@ impl<F: Forward> Forward for &mut F {
         F::new_kv_store(self, limits)
     }
 
+    fn take_memory(&self, kv_store: &mut F::KvStore) -> io::Result<bool> {
+        F::take_memory(self, kv_store)
+    }
+
     fn forward(&mut self, batch: &Batch, kv_store: &mut F::KvStore) -> impl LogitRows {
         F::forward(self, batch, kv_store)
     }
@@ -125,6 +138,10 @@ impl Forward for Model {
             None => Model::new_kv_store(self, pages),
             Some(states) => self.new_kv_store_with_states(pages, states),
         }
+    }
+
+    fn take_memory(&self, kv_store: &mut KvStore) -> io::Result<bool> {
+        kv_store.take_memory()
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {

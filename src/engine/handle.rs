@@ -37,7 +37,7 @@ pub struct EngineDied;
 
 impl Engine {
     /// Starts the engine thread (`sterna-engine`), the egress thread (`sterna-egress`) and the
-    /// watchdog (`sterna-watchdog`). Takes the memory of the KV store and measures the cost of a
+    /// watchdog (`sterna-watchdog`). Reserves the memory of the KV store and measures the cost of a
     /// step before it returns, so that a server that is ready has both.
     ///
     /// # Errors

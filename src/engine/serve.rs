@@ -104,6 +104,7 @@ pub(super) fn serve<F: Forward>(
         sampling_costs,
         recalibration,
         recalibrated: None,
+        has_reserved_memory: true,
         cache_changes: None,
     };
     while !thread.is_over() {
@@ -136,6 +137,7 @@ struct EngineThread<F: Forward> {
     publishing: Duration, // The time that the last publication took.
     recalibration: Option<Recalibration>, // Due when the engine is idle for a while.
     recalibrated: Option<CostModel>, // Since the last publication.
+    has_reserved_memory: bool, // Perhaps there is memory to take while the engine is idle.
     cache_changes: Option<UnboundedSender<Vec<CacheChange>>>, // After `WatchCache`.
 }
 
@@ -565,10 +567,14 @@ impl<F: Forward> EngineThread<F> {
     }
 
     /// Called when no request runs or waits: blocks until a command comes or the drain deadline
-    /// passes. If the cost of a step is to be measured again, it does that after a pause.
+    /// passes. Meanwhile it takes the memory that is only reserved. If the cost of a step is to be
+    /// measured again, it does that after a pause.
     fn wait(&mut self) {
         if self.is_over() {
             return;
+        }
+        while self.has_reserved_memory && self.commands.is_empty() {
+            self.has_reserved_memory = self.steps.runner.take_memory();
         }
         if let Some(recalibration) = &self.recalibration
             && self.drain_deadline.is_none()

@@ -244,7 +244,7 @@ impl Model {
             return Ok(kv);
         };
         let shape = StateShape::new(layers, states.in_place_tokens as usize);
-        Ok(kv.with_states(StateStore::new(shape, states.slabs as usize)?))
+        kv.with_states(StateStore::new(shape, states.slabs as usize)?)
     }
 
     /// Returns the bytes of a slab of states, if the model has recurrent layers.

@@ -8,7 +8,8 @@
 //! [`RUN_PAGES`] pages are stored head by head, so a sequence with neighbouring pages is read in
 //! long runs.
 //!
-//! All of the memory is taken at the start, so that a shortage shows before the first request.
+//! The memory of the first pages is taken at the start, and the rest in parts while the engine is
+//! idle ([`KvStore::take_memory`]): a large machine needs seconds for all of it.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -20,6 +21,13 @@ use super::state_store::StateStore;
 
 /// The number of neighbouring pages that are stored head by head.
 const RUN_PAGES: usize = 64;
+
+/// The memory that is taken at the start: enough for the first requests, and for the steps whose
+/// time is measured.
+const START_BYTES: usize = 1 << 30;
+
+/// The memory that is taken at a time, in some milliseconds.
+const PART_BYTES: usize = 16 << 20;
 
 /// The sizes of the keys and values of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,27 +61,57 @@ pub struct KvStore {
     shape: KvShape,
     pages: usize,
     bytes: HugeSlice<u8>,
+    taken: usize, // Of `bytes`, whose memory is taken from its start on.
     states: Option<StateStore>,
 }
 
 impl KvStore {
-    /// Takes the memory for `pages` pages.
+    /// Reserves the memory for `pages` pages, and takes that of the first of them.
     ///
     /// # Errors
     /// If the system does not have it.
     pub(super) fn new(shape: KvShape, pages: usize) -> io::Result<KvStore> {
-        Ok(KvStore {
+        let mut store = KvStore {
             shape,
             pages,
-            bytes: HugeSlice::committed(pages * shape.page_bytes())?,
+            bytes: HugeSlice::reserve(pages * shape.page_bytes())?,
+            taken: 0,
             states: None,
-        })
+        };
+        let runs = START_BYTES / (RUN_PAGES * shape.page_bytes()).max(1);
+        let first = pages.min(runs.max(1) * RUN_PAGES);
+        for layer in 0..shape.layers {
+            let start = store.start(layer, HeadPage { head: 0, page: 0 });
+            let bytes = first * shape.kv_heads * shape.head();
+            store.bytes.commit(start..start + bytes)?;
+        }
+        Ok(store)
     }
 
-    /// Adds the states of recurrent layers.
-    pub(super) fn with_states(self, states: StateStore) -> KvStore {
+    /// Takes the next part of the memory that is not taken yet. Pages may have been written.
+    /// Returns whether there is more to take.
+    ///
+    /// # Errors
+    /// If the system does not have the memory and says so. The first write to a page takes it too.
+    pub fn take_memory(&mut self) -> io::Result<bool> {
+        let end = self.bytes.len().min(self.taken + PART_BYTES);
+        self.bytes.commit(self.taken..end)?;
+        self.taken = end;
+        match &mut self.states {
+            _ if end < self.bytes.len() => Ok(true),
+            Some(states) => states.take_memory(PART_BYTES),
+            None => Ok(false),
+        }
+    }
+
+    /// Adds the states of recurrent layers, and takes some of their memory.
+    ///
+    /// # Errors
+    /// If the system does not have it.
+    pub(super) fn with_states(self, mut states: StateStore) -> io::Result<KvStore> {
+        states.take_memory(START_BYTES)?;
         let states = Some(states);
-        KvStore { states, ..self }
+        Ok(KvStore { states, ..self })
     }
 
     /// Returns the states of recurrent layers.

@@ -8,7 +8,8 @@
 //! back as a token at `base` needs. So a row can begin at any position that the journal reaches:
 //! a step can be computed again, and a row can begin behind its rejected drafts.
 //!
-//! All of the memory is taken at the start, as that of the KV store.
+//! The memory is taken as that of the KV store: some at the start, the rest while the engine is
+//! idle.
 
 use std::io;
 use std::ops::Range;
@@ -125,10 +126,11 @@ pub(super) struct StateStore {
     shape: StateShape,
     slabs: usize,
     values: HugeSlice<f32>,
+    taken: usize, // Of `values`, whose memory is taken from its start on.
 }
 
 impl StateStore {
-    /// Takes the memory for `slabs` slabs.
+    /// Reserves the memory for `slabs` slabs.
     ///
     /// # Errors
     /// If the system does not have it.
@@ -137,8 +139,22 @@ impl StateStore {
         Ok(StateStore {
             shape,
             slabs,
-            values: HugeSlice::committed(values)?,
+            values: HugeSlice::reserve(values)?,
+            taken: 0,
         })
+    }
+
+    /// Takes the next `bytes` of the memory that is not taken yet. Returns whether there is more to
+    /// take.
+    ///
+    /// # Errors
+    /// If the system does not have the memory and says so.
+    pub(super) fn take_memory(&mut self, bytes: usize) -> io::Result<bool> {
+        let values = bytes / size_of::<f32>();
+        let end = self.values.len().min(self.taken + values);
+        self.values.commit(self.taken..end)?;
+        self.taken = end;
+        Ok(end < self.values.len())
     }
 
     pub(super) fn shape(&self) -> StateShape {

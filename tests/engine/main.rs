@@ -9,5 +9,6 @@ mod faults;
 mod model;
 mod recalibration;
 mod refusals;
+mod reserved_memory;
 mod running;
 mod shutdown;

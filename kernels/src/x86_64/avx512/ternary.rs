@@ -71,7 +71,8 @@ macro_rules! ternary_products {
             out: &mut [f32],
             prefetches: &mut PrefetchQueue<'_, '_>,
         ) {
-            for_each_tile::<_, TILE_TOKENS>(panels, x.activations.tokens(), out, |panel, tokens, out| {
+            let tokens = x.activations.tokens();
+            for_each_tile::<_, TILE_TOKENS>(panels, tokens, out, |panel, tokens, out| {
                 let panel = weights.panel(panel).as_chunks().0;
                 by_count!(tokens.len(), [1 2 3 4 5 6 7 8], T => {
                     multiply_panel::<T>(panel, x, tokens.start, prefetches, out)

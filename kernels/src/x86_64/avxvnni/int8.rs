@@ -12,8 +12,8 @@ use crate::x86_64::{for_each_tile, four_activations, prefetch_step};
 /// Tokens of a tile.
 const TILE_TOKENS: usize = 6;
 
-/// Multiplies up to six tokens at a time by the rows of some panels: one or two by a whole panel at a
-/// time, more by half of one. So there are up to twelve sums.
+/// Multiplies up to six tokens at a time by the rows of some panels: one or two by a whole panel at
+/// a time, more by half of one. So there are up to twelve sums.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub(crate) fn int8_matmul(
     weights: &Int8Matrix,

@@ -12,8 +12,8 @@ use crate::ternary::TernaryMatrix;
 use crate::x86_64::registers::avxvnni::{fused, lanes, load, load_bytes, to_floats, widen};
 use crate::x86_64::{for_each_tile, four_activations, prefetch_step};
 
-/// Tokens of a tile. The sums of 16 rows and these tokens, the weights that they are multiplied by, an
-/// activation and a mask just fit into the sixteen registers.
+/// Tokens of a tile. The sums of 16 rows and these tokens, the weights that they are multiplied by,
+/// an activation and a mask just fit into the sixteen registers.
 const TILE_TOKENS: usize = 6;
 
 /// Tokens of a tile if there are groups: more lose more to the short loops than they gain.
@@ -22,7 +22,8 @@ const GROUPED_TILE_TOKENS: usize = 4;
 /// The sums of 16 rows and T tokens, `[token][s][rows 0..8, 8..16]`. Of few tokens, several fields
 /// of a byte are multiplied where they are, as 4^s · code, each into a sum of its own that is
 /// shifted at the end. That saves shifts, and gives the dot-product instruction the eight sums that
-/// its latency needs. The largest of these sums, 128 · 128 · columns / 4, fits an `i32` by the limit on columns.
+/// its latency needs. The largest of these sums, 128 · 128 · columns / 4, fits an `i32` by the
+/// limit on columns.
 type Sums<const T: usize, const S: usize> = [[[__m256i; 2]; S]; T];
 
 /// Evaluates `$call` with constants: `$T` tokens, of which there are `$count`, and `$S` fields that
@@ -181,8 +182,8 @@ fn multiply_records<const T: usize, const S: usize, const N: usize>(
 
 /// Adds the products of 16 rows of a step and T tokens, whose activations are `rows`.
 ///
-/// This is compiled for matrices with groups and without. So it has one caller each, and the compiler
-/// inlines it, whatever its size.
+/// This is compiled for matrices with groups and without. So it has one caller each, and the
+/// compiler inlines it, whatever its size.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 #[inline]
 fn add_step<const T: usize, const S: usize, const GROUPED: bool>(

@@ -1,0 +1,99 @@
+//! The engine takes reserved memory while it is idle.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use sterna::engine::{Forward, LogitRows, TokenId};
+use sterna_scheduler::{Batch, Limits};
+
+use super::model::{Gate, Recorder, VOCABULARY, gate};
+use super::running::{Answer, config, request, start_model};
+
+/// What the engine asked of a [`Reserving`] model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Call {
+    TakeMemory,
+    Step,
+}
+
+/// A model whose memory has several parts. The engine waits at the gate of a part.
+struct Reserving {
+    model: Recorder,
+    observed: Arc<Mutex<Observed>>,
+    last: fn() -> io::Result<bool>,
+}
+
+#[derive(Default)]
+struct Observed {
+    calls: Vec<Call>,
+    gates: Vec<Gate>, // Of the parts that are left, the next one last.
+}
+
+impl Forward for Reserving {
+    type KvStore = <Recorder as Forward>::KvStore;
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn new_kv_store(&self, limits: &Limits) -> io::Result<Self::KvStore> {
+        Forward::new_kv_store(&self.model, limits)
+    }
+
+    fn take_memory(&self, _: &mut Self::KvStore) -> io::Result<bool> {
+        let mut observed = self.observed.lock().expect("no holder panics");
+        observed.calls.push(Call::TakeMemory);
+        let gate = observed.gates.pop().expect("no part is left");
+        let is_last = observed.gates.is_empty();
+        drop(observed);
+        let _ = gate.entered.send(());
+        let _ = gate.pass.recv();
+        if is_last { (self.last)() } else { Ok(true) }
+    }
+
+    fn forward(&mut self, batch: &Batch, pages: &mut Self::KvStore) -> impl LogitRows {
+        let mut observed = self.observed.lock().expect("no holder panics");
+        observed.calls.push(Call::Step);
+        drop(observed);
+        self.model.forward(batch, pages)
+    }
+}
+
+#[tokio::test]
+async fn an_idle_engine_takes_its_memory_and_a_request_waits_for_one_part_of_that_at_most() {
+    for last in [|| Ok(false), || Err(io::ErrorKind::OutOfMemory.into())] {
+        let observed = Arc::new(Mutex::new(Observed::default()));
+        let (gates, parts): (Vec<_>, Vec<_>) = (0..3).map(|_| gate()).unzip();
+        observed.lock().unwrap().gates = gates;
+        let running = start_model(
+            Reserving {
+                model: Recorder { gate: None },
+                observed: observed.clone(),
+                last,
+            },
+            config(),
+        );
+        let prompt: Vec<TokenId> = (1..40).collect();
+        let mut parts = parts.into_iter().rev();
+        let first = parts.next().unwrap();
+        first.wait_inside();
+        let stream = running.handle.submit(request(&prompt, 3)).unwrap();
+        first.open();
+        assert_eq!(Answer::of(stream).await.tokens.len(), 3);
+        for part in parts {
+            part.wait_inside();
+            part.open();
+        }
+        assert_eq!(running.stop().await, Ok(()));
+        let calls = observed.lock().unwrap().calls.clone();
+        let took = |calls: &[Call]| {
+            calls
+                .iter()
+                .filter(|&&call| call == Call::TakeMemory)
+                .count()
+        };
+        assert_eq!((calls[0], took(&calls)), (Call::TakeMemory, 3));
+        assert_eq!(calls[1], Call::Step, "{calls:?}");
+        assert_eq!(took(&calls[calls.len() - 2..]), 2, "{calls:?}");
+    }
+}
