@@ -30,6 +30,10 @@
 //! scale of its value. The format of 8-bit integers also rounds queries to 8 bits and weights to 14
 //! (`int8_rows.rs`).
 //!
+//! The spans of one position may be divided among threads: one thread merges its spans as above,
+//! the others keep the results of theirs as [`SavedSpans`], and these are merged after it, in the
+//! same order.
+//!
 //! Two alternatives were rejected. If the keys were divided by the number of threads or at the ends
 //! of chunks, as in Flash-Decoding, the result would depend on threads and chunks. If a query read
 //! only the pages whose keys may matter most (Quest, arXiv:2406.10774), the outputs would change
@@ -119,6 +123,49 @@ pub struct AttentionState {
     span: PartialSoftmax,
     #[cfg(target_arch = "x86_64")]
     panel: Vec<PanelRow>,
+}
+
+/// The results of some spans, which are merged later into the state that has the spans before them.
+/// The memory is reused.
+pub struct SavedSpans {
+    rows: usize,      // Queries.
+    columns: usize,   // Values of a head.
+    values: Vec<f32>, // Of each span: the largest score and the sum of each query, then its `acc`.
+}
+
+impl SavedSpans {
+    /// Allocates room for `max_spans` spans of `max_rows` queries of `max_head_dim` values.
+    pub fn new(max_spans: usize, max_rows: usize, max_head_dim: usize) -> SavedSpans {
+        SavedSpans {
+            rows: 0,
+            columns: 0,
+            values: Vec::with_capacity(max_spans * max_rows * (2 + max_head_dim)),
+        }
+    }
+
+    /// Forgets all spans.
+    pub fn clear(&mut self) {
+        self.values.clear();
+    }
+
+    /// # Panics
+    /// If there are spans, and the state has none or another shape.
+    #[track_caller]
+    pub(crate) fn assert_continues(&self, state: &AttentionState) {
+        let shape = (state.rows(), state.head_dim);
+        assert!(
+            self.values.is_empty() || !state.is_empty && (self.rows, self.columns) == shape,
+            "saved spans of {} queries of {} values continue a state of {shape:?}",
+            self.rows,
+            self.columns
+        );
+    }
+
+    /// Returns the values of each span.
+    fn spans(&self) -> impl Iterator<Item = &[f32]> {
+        let span = self.rows * (2 + self.columns);
+        self.values.chunks_exact(span.max(1))
+    }
 }
 
 /// The softmax of some keys for each `[position][head]`, ready to be merged with further keys.
@@ -311,9 +358,29 @@ impl AttentionState {
         }
     }
 
+    /// Appends the current span to `saved` instead of merging it.
+    ///
+    /// # Panics
+    /// If `saved` has no room, or has spans of another shape.
+    pub(crate) fn save_span(&self, saved: &mut SavedSpans) {
+        let shape = (self.rows(), self.head_dim);
+        if saved.values.is_empty() {
+            (saved.rows, saved.columns) = shape;
+        }
+        assert_eq!((saved.rows, saved.columns), shape, "the shape of the spans");
+        let (rows, columns) = shape;
+        let free = saved.values.capacity() - saved.values.len();
+        assert!(rows * (2 + columns) <= free, "no room for another span");
+        saved.values.extend_from_slice(&self.span.largest[..rows]);
+        saved.values.extend_from_slice(&self.span.sum[..rows]);
+        for acc in &self.span.acc[..rows] {
+            saved.values.extend_from_slice(&acc.0[..columns]);
+        }
+    }
+
     /// Merges the current span into the past ones. The first span is taken as it is.
     #[inline(always)]
-    pub(crate) fn merge_span(&mut self) {
+    fn merge_span(&mut self) {
         if std::mem::take(&mut self.is_empty) {
             return std::mem::swap(&mut self.past, &mut self.span);
         }
@@ -328,6 +395,28 @@ impl AttentionState {
                 }
             }
         }
+    }
+}
+
+/// Merges the current span into the past ones.
+#[inline(always)]
+pub(crate) fn attention_merge(state: &mut AttentionState) {
+    state.merge_span();
+}
+
+/// Merges saved spans into the past ones, in their order.
+#[inline(always)]
+pub(crate) fn attention_resume(state: &mut AttentionState, saved: &SavedSpans) {
+    for values in saved.spans() {
+        let (largest, values) = values.split_at(saved.rows);
+        let (sums, values) = values.split_at(saved.rows);
+        state.span.largest[..saved.rows].copy_from_slice(largest);
+        state.span.sum[..saved.rows].copy_from_slice(sums);
+        let rows = values.chunks_exact(saved.columns);
+        for (acc, values) in state.span.acc.iter_mut().zip(rows) {
+            acc.0[..saved.columns].copy_from_slice(values);
+        }
+        state.merge_span();
     }
 }
 

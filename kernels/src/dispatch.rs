@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
-use crate::attention::{AttentionState, Span};
+use crate::attention::{AttentionState, SavedSpans, Span};
 use crate::block::PANEL_ROWS;
 use crate::delta::{DELTA_COLUMNS, DeltaUpdate};
 use crate::dense::DenseMatrix;
@@ -74,6 +74,8 @@ struct KernelTable {
     delta_finish: unsafe fn([&[f32]; 2], &[f32], [f32; 3], &mut [f32], &mut [f32]),
     convolve: unsafe fn(&[&[f32]], &[f32], &mut [f32]),
     attention_span: [unsafe fn(Span<'_>, &mut AttentionState); KvDtype::ALL.len()],
+    attention_merge: unsafe fn(&mut AttentionState),
+    attention_resume: unsafe fn(&mut AttentionState, &SavedSpans),
     attention_finish: unsafe fn(&AttentionState, &mut [f32]),
     store_kv: [unsafe fn(&[f32], &[f32], usize, &mut [u8]); KvDtype::ALL.len()],
     scan_logits: unsafe fn(&[f32], &mut [f32]) -> bool,
@@ -114,6 +116,8 @@ macro_rules! table_of {
                 $isa::attention_span::<E4m3Chunk>,
                 $isa::attention_span::<E5m2Chunk>,
             ],
+            attention_merge: $isa::attention_merge,
+            attention_resume: $isa::attention_resume,
             attention_finish: $isa::attention_finish,
             store_kv: [
                 $isa::store_f16,
@@ -470,6 +474,37 @@ impl Kernels {
     /// Adds one span of keys and values to the attention of the state's queries. Scores are scaled
     /// by 1 / sqrt(head_dim). Spans must come in ascending order and have one format.
     pub fn attention_span(&self, dtype: KvDtype, span: Span<'_>, state: &mut AttentionState) {
+        self.reduce_span(dtype, span, state);
+        call!(self.attention_merge(state))
+    }
+
+    /// Computes one span of keys and values for the state's queries, but appends the result to
+    /// `saved`, for [`Kernels::attention_resume`].
+    ///
+    /// # Panics
+    /// If `saved` has no room.
+    pub fn attention_span_apart(
+        &self,
+        dtype: KvDtype,
+        span: Span<'_>,
+        state: &mut AttentionState,
+        saved: &mut SavedSpans,
+    ) {
+        self.reduce_span(dtype, span, state);
+        state.save_span(saved);
+    }
+
+    /// Adds saved spans to the attention of the state's queries. The state has all the spans before
+    /// them, at least one, and computed the same queries.
+    ///
+    /// # Panics
+    /// If the state and the spans have different shapes.
+    pub fn attention_resume(&self, state: &mut AttentionState, saved: &SavedSpans) {
+        saved.assert_continues(state);
+        call!(self.attention_resume(state, saved))
+    }
+
+    fn reduce_span(&self, dtype: KvDtype, span: Span<'_>, state: &mut AttentionState) {
         let (head_dim, visible) = (state.head_dim(), span.visible);
         assert!(
             head_dim > 0 && head_dim.is_multiple_of(16),

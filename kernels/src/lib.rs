@@ -75,7 +75,7 @@ mod x86_64;
 pub use activation::{
     QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut, ScaledActivations,
 };
-pub use attention::{AttentionState, Span};
+pub use attention::{AttentionState, SavedSpans, Span};
 pub use block::PANEL_ROWS;
 pub use delta::{DELTA_COLUMNS, DeltaUpdate};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};

@@ -52,6 +52,11 @@ macro_rules! row_kernels {
                 heaviest: &[f32],
                 masses: &mut [f32]
             );
+            attention::attention_merge(state: &mut $crate::AttentionState);
+            attention::attention_resume(
+                state: &mut $crate::AttentionState,
+                saved: &$crate::SavedSpans
+            );
             attention::attention_finish(state: &$crate::AttentionState, out: &mut [f32]);
             kv_store::store_bf16(key: &[f32], value: &[f32], slot: usize, page: &mut [u8]);
             kv_store::store_int8(key: &[f32], value: &[f32], slot: usize, page: &mut [u8]);

@@ -186,12 +186,11 @@ pub(crate) fn dense_row(weights: &DenseMatrix, row: usize, out: &mut [f32]) {
     }
 }
 
-/// Adds one span of floats to the attention of the state, query by query:
+/// Reduces one span of floats for the queries of the state, query by query:
 ///
 /// 1. the products with the keys, in ascending dimension, fused;
 /// 2. the weights;
-/// 3. the sums of the weighted values, in ascending token, fused;
-/// 4. the merge with the past spans.
+/// 3. the sums of the weighted values, in ascending token, fused.
 pub(crate) fn attention_span<C: FloatChunk>(span: Span<'_>, state: &mut AttentionState) {
     let head_dim = state.head_dim();
     let pages = FloatPage::<C>::all_of(span.pages, head_dim);
@@ -226,11 +225,10 @@ pub(crate) fn attention_span<C: FloatChunk>(span: Span<'_>, state: &mut Attentio
             }
         }
     }
-    state.merge_span();
 }
 
-/// Adds one span of 8-bit integers to the attention of the state; see `int8_rows.rs`. Both products
-/// are exact.
+/// Reduces one span of 8-bit integers for the queries of the state; see `int8_rows.rs`. Both
+/// products are exact.
 pub(crate) fn int8_attention_span(span: Span<'_>, state: &mut AttentionState) {
     let head_dim = state.head_dim();
     let pages = Int8Page::all_of(span.pages, head_dim);
@@ -260,7 +258,6 @@ pub(crate) fn int8_attention_span(span: Span<'_>, state: &mut AttentionState) {
             *acc = sum as f32 * row.weight_scale;
         }
     }
-    state.merge_span();
 }
 
 /// Stores a token's key as a lane of the page's keys and its value as a row, rounded to half

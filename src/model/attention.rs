@@ -9,18 +9,18 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use sterna_kernels::{Kernels, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
+use sterna_kernels::{AttentionState, Kernels, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 use sterna_scheduler::Batch;
 
 use super::activations::{InputRows, Pending, Products, Projected};
 use super::kv_store::{HeadPage, KvStore, write_in_order};
 use super::linear::Projections;
 use super::norm::Norm;
-use super::placement::{AttentionBlock, Placement};
+use super::placement::{AttentionBlock, AttentionCut, Placement};
 use super::pool::{ranges, split_rows};
 use super::product::Product;
 use super::profile::Stage;
-use super::workers::{ForwardContext, Workers};
+use super::workers::{ForwardContext, Scratch, Workers};
 use crate::fault::{self, Place};
 
 /// How many writes ahead a page is prefetched.
@@ -31,6 +31,10 @@ const WRITES_AHEAD: usize = 4;
 /// With fewer tokens the products themselves wait for memory. The keys of more tokens do not stay
 /// in the caches. Measured with the 2B shape on Zen 4: up to 1 % of a step.
 const PREFETCH_TOKENS: RangeInclusive<usize> = 5..=16;
+
+/// The most spans of a group that are cut among workers: 131,072 tokens. A worker has memory for
+/// the results of as many.
+pub(super) const MAX_CUT_SPANS: usize = 512;
 
 /// The number of pages in a span.
 const SPAN_PAGES: usize = SPAN_TOKENS / PAGE_TOKENS;
@@ -131,9 +135,9 @@ impl Attention {
         rows.multiply_and_prefetch(context.workers, |worker| {
             let placement = pages.placement;
             let heads = (self.kv_heads, self.group());
-            let mut shares = placement.attention_shares(self.kind, heads, count);
-            let share = shares.nth(worker).filter(|_| is_worth_it);
-            let places = pages.places(share.unwrap_or_default(), self.group());
+            let mut shares = placement.attention_shares(self.kind, heads, MAX_CUT_SPANS, count);
+            let share = shares.nth(worker).filter(|_| is_worth_it).into_iter();
+            let places = share.flat_map(move |share| pages.places(share, self.group()));
             places.map(move |place| pages.kv.head(pages.layer, place))
         })
     }
@@ -193,7 +197,6 @@ impl Attention {
     /// one head stay in the cache for all its tokens.
     fn attend(&self, context: &mut ForwardContext<'_>, queries: Product<'_>, attended: &mut [f32]) {
         let (placement, d, group) = (context.placement, self.head_dim, self.group());
-        let (rotated, stride) = (self.rotary_dim, self.query_stride());
         let keys = KeyPages {
             kv: context.kv,
             layer: self.layer,
@@ -208,43 +211,30 @@ impl Attention {
         } = &mut *context.workers;
         let (kernels, dtype) = (*kernels, keys.kv.dtype());
         let heads = (self.kv_heads, group);
-        let shares = placement.attention_shares(self.kind, heads, pool.workers());
-        let parts = shares.clone();
-        let parts = parts.zip(split_rows(attended, d, shares)).zip(scratch);
-        pool.run_parts(parts, |_, ((items, mut out), scratch)| {
-            let state = &mut scratch.attention;
+        let shares = placement.attention_shares(self.kind, heads, MAX_CUT_SPANS, pool.workers());
+        let outputs = shares.clone();
+        let outputs = outputs.map(|share| share.start.next_item(group)..share.end.next_item(group));
+        let parts = shares.clone().zip(split_rows(&mut *attended, d, outputs));
+        let parts = parts.zip(scratch.iter_mut());
+        pool.run_parts(parts, |_, ((share, mut out), scratch)| {
+            let (state, saved) = (&mut scratch.attention, &mut scratch.saved_spans);
             let spare = &mut scratch.spare[..d];
+            saved.clear();
             // While a span is summed, as many keys are prefetched. They are as far ahead as the
             // longest span is long, so that the keys after a short span arrive in time too.
-            let blocks = placement.attention_blocks(self.kind, items.clone(), group);
+            let blocks = placement.attention_blocks(self.kind, share.clone(), group);
             let longest = blocks.map(|block| keys.places_of(&block).len()).max();
             let distance = longest.unwrap_or(0).min(SPAN_PAGES);
-            let mut ahead = keys.places(items.clone(), group).skip(distance);
-            for block in placement.attention_blocks(self.kind, items, group) {
-                state.reset(block.heads.len(), block.tokens.len(), d);
-                for (position, token) in block.tokens.clone().enumerate() {
-                    let rotation = placement.rotation(self.kind, token);
-                    for (i, head) in block.heads.clone().enumerate() {
-                        let query = state.query_mut(position, i);
-                        let head = block.kv_head * group + head;
-                        match &self.head_norms {
-                            None => queries.copy_rows(token, head * stride, query),
-                            Some(norms) => {
-                                queries.copy_rows(token, head * stride, spare);
-                                norms.query.apply(kernels, spare, query);
-                            }
-                        }
-                        if let Some((cosines, sines)) = rotation {
-                            kernels.rope(&mut query[..rotated], rotated, cosines, sines);
-                        }
-                    }
-                }
+            let mut ahead = keys.places(share.clone(), group).skip(distance);
+            for block in placement.attention_blocks(self.kind, share, group) {
+                self.set_queries(state, &block, (queries, placement, kernels), spare);
                 fault::pass(Place::QueriesRotated);
                 let visible = placement.visible(block.tokens.start);
                 let hidden = placement.hidden(self.kind, block.tokens.start);
                 let begin = placement.first_span(self.kind, block.tokens.start);
                 let mut places = keys.places_of(&block);
-                for first in (begin..=visible).step_by(SPAN_TOKENS) {
+                for span in block.spans.clone() {
+                    let first = begin + span * SPAN_TOKENS;
                     let pages = keys.next_pages(&mut places, SPAN_PAGES);
                     let next = keys.next_pages(&mut ahead, pages.count);
                     let span = Span {
@@ -253,15 +243,54 @@ impl Attention {
                         visible: (visible + 1 - first).min(SPAN_TOKENS),
                         hidden: hidden - first as isize,
                     };
-                    kernels.attention_span(dtype, span, state);
+                    match block.spans.start {
+                        0 => kernels.attention_span(dtype, span, state),
+                        _ => kernels.attention_span_apart(dtype, span, state, saved),
+                    }
                     fault::pass(Place::SpanAttended);
                 }
-                let size = block.tokens.len() * block.heads.len() * d;
-                let own = out.split_off_mut(..size).expect("the outputs of the share");
-                kernels.attention_finish(state, own);
+                // A group that is cut has its outputs in the share in which it begins.
+                if block.spans.start == 0 {
+                    let size = block.tokens.len() * block.heads.len() * d;
+                    let own = out.split_off_mut(..size);
+                    let own = own.expect("the outputs of the share");
+                    if !block.is_open {
+                        kernels.attention_finish(state, own);
+                    }
+                }
                 fault::pass(Place::BlockAttended);
             }
         });
+        finish_cut_groups(kernels, shares, scratch, attended, [group, d]);
+    }
+
+    /// Sets the queries of a block, rotated by their positions.
+    fn set_queries(
+        &self,
+        state: &mut AttentionState,
+        block: &AttentionBlock,
+        (queries, placement, kernels): (Product<'_>, &Placement, Kernels),
+        spare: &mut [f32],
+    ) {
+        let (d, rotated, stride) = (self.head_dim, self.rotary_dim, self.query_stride());
+        state.reset(block.heads.len(), block.tokens.len(), d);
+        for (position, token) in block.tokens.clone().enumerate() {
+            let rotation = placement.rotation(self.kind, token);
+            for (i, head) in block.heads.clone().enumerate() {
+                let query = state.query_mut(position, i);
+                let head = block.kv_head * self.group() + head;
+                match &self.head_norms {
+                    None => queries.copy_rows(token, head * stride, query),
+                    Some(norms) => {
+                        queries.copy_rows(token, head * stride, spare);
+                        norms.query.apply(kernels, spare, query);
+                    }
+                }
+                if let Some((cosines, sines)) = rotation {
+                    kernels.rope(&mut query[..rotated], rotated, cosines, sines);
+                }
+            }
+        }
     }
 
     /// Copies one token's heads, in the order of the heads, from `attended`, which has `tokens`
@@ -271,6 +300,29 @@ impl Attention {
         for (head, out) in out.chunks_exact_mut(width).enumerate() {
             out.copy_from_slice(&attended[(head * tokens + token) * width..][..width]);
         }
+    }
+}
+
+/// Writes the outputs of the groups that are cut among workers, after all of them have computed
+/// their parts. A group has `group` query heads of `d` values.
+fn finish_cut_groups(
+    kernels: Kernels,
+    shares: impl Iterator<Item = Range<AttentionCut>> + Clone,
+    scratch: &mut [Scratch],
+    attended: &mut [f32],
+    [group, d]: [usize; 2],
+) {
+    for (worker, share) in shares.clone().enumerate() {
+        let item = share.end.item;
+        if share.end.spans == 0 || share.start > AttentionCut::before(item) {
+            continue;
+        }
+        let (own, later) = scratch[worker..].split_first_mut().expect("a worker");
+        let continues = shares.clone().skip(worker + 1).zip(later);
+        for (_, later) in continues.take_while(|(share, _)| share.start.item == item) {
+            kernels.attention_resume(&mut own.attention, &later.saved_spans);
+        }
+        kernels.attention_finish(&own.attention, &mut attended[item * d..][..group * d]);
     }
 }
 
@@ -285,13 +337,17 @@ struct KeyPages<'a> {
 }
 
 impl<'a> KeyPages<'a> {
-    /// Returns the places of all keys that some items see, in the order in which they are read.
-    fn places(self, items: Range<usize>, group: usize) -> impl Iterator<Item = HeadPage> {
-        let blocks = self.placement.attention_blocks(self.kind, items, group);
+    /// Returns the places of all keys that a share reads, in this order.
+    fn places(
+        self,
+        share: Range<AttentionCut>,
+        group: usize,
+    ) -> impl Iterator<Item = HeadPage> + use<'a> {
+        let blocks = self.placement.attention_blocks(self.kind, share, group);
         blocks.flat_map(move |block| self.places_of(&block))
     }
 
-    /// Returns the places of all keys of the spans that a block of queries sees.
+    /// Returns the places of all keys of a block's spans.
     fn places_of(
         self,
         block: &AttentionBlock,
@@ -300,7 +356,8 @@ impl<'a> KeyPages<'a> {
         let (row, visible) = (self.placement.row(first), self.placement.visible(first));
         let begin = self.placement.first_span(self.kind, first) / PAGE_TOKENS;
         let pages = self.batch.pages(&self.batch.rows()[row]);
-        let pages = &pages[begin..=visible / PAGE_TOKENS];
+        let [start, end] = [block.spans.start, block.spans.end].map(|at| begin + at * SPAN_PAGES);
+        let pages = &pages[start..end.min(visible / PAGE_TOKENS + 1)];
         let head = block.kv_head;
         pages.iter().map(move |page| HeadPage {
             head,

@@ -3,10 +3,11 @@
 use std::io;
 use std::ops::Range;
 
-use sterna_kernels::{AttentionState, Kernels, KvDtype};
+use sterna_kernels::{AttentionState, Kernels, KvDtype, SPAN_TOKENS, SavedSpans};
 use sterna_scheduler::{Batch, StateLimits};
 
 use super::activations::{Pending, StepBuffers};
+use super::attention::MAX_CUT_SPANS;
 use super::kv_store::{KvShape, KvStore};
 use super::layer::Layer;
 use super::linear::Projections;
@@ -130,7 +131,10 @@ impl Model {
                 .map_or(0, |experts| config.hidden.max(experts.intermediate)),
         };
         let scratch = (0..pool.workers()).map(|_| {
-            let attention = AttentionState::new(config.group(), config.head_dim);
+            let (group, head_dim) = (config.group(), config.head_dim);
+            let attention = AttentionState::new(group, head_dim);
+            let spans = MAX_CUT_SPANS.min(config.max_position.div_ceil(SPAN_TOKENS));
+            let attention = (attention, SavedSpans::new(spans, group, head_dim));
             let recurrent = RecurrentScratch::new(config.recurrent.as_ref());
             Scratch::new(sizes, attention, recurrent)
         });

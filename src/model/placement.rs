@@ -262,54 +262,92 @@ impl Placement {
     }
 
     /// Divides the attention of `kv_heads` groups of `group` query heads into `parts` shares of
-    /// equal cost, in a layer of a kind. The cost follows the number of keys.
+    /// equal cost, in a layer of a kind. The cost follows the number of keys. The shares are
+    /// contiguous, and some may be empty.
     ///
-    /// An item is one query: `(kv head * tokens + token) * group + head of the group`. The ranges
-    /// are contiguous from 0, and some may be empty.
+    /// The keys of a group are read once in each share that has a part of it. So the group of a
+    /// token that is alone in its row is cut between spans, if the token sees several and at most
+    /// `max_spans`, and other groups between query heads.
     pub(super) fn attention_shares(
         &self,
         kind: usize,
         (kv_heads, group): (usize, usize),
+        max_spans: usize,
         parts: usize,
-    ) -> impl Iterator<Item = Range<usize>> + Clone {
+    ) -> impl Iterator<Item = Range<AttentionCut>> + Clone {
         let all = &self.kinds[kind].cost;
         let of_head = all.last().copied().unwrap_or(0);
-        let item_at = move |part: usize| {
+        let cut_at = move |part: usize| {
             if part == parts {
-                return kv_heads * self.tokens() * group;
+                return AttentionCut::before(kv_heads * self.tokens() * group);
             }
             let cost = of_head * kv_heads as u64 * part as u64 / parts as u64;
             let (head, rest) = ((cost / of_head) as usize, cost % of_head);
             let token = all.partition_point(|&before| before <= rest) - 1;
             let of_token = all[token + 1] - all[token];
-            let of_group = (rest - all[token]) * group as u64 / of_token;
-            (head * self.tokens() + token) * group + of_group as usize
+            let share_of = |count: usize| (rest - all[token]) * count as u64 / of_token;
+            let item = (head * self.tokens() + token) * group;
+            match self.spans(kind, token) {
+                spans if self.is_alone(token) && (2..=max_spans).contains(&spans) => {
+                    // The nearest end of a span.
+                    match share_of(2 * spans).div_ceil(2) as usize {
+                        cut if cut == spans => AttentionCut::before(item + group),
+                        spans => AttentionCut { item, spans },
+                    }
+                }
+                _ => AttentionCut::before(item + share_of(group) as usize),
+            }
         };
-        (0..parts).map(move |part| item_at(part)..item_at(part + 1))
+        (0..parts).map(move |part| cut_at(part)..cut_at(part + 1))
     }
 
-    /// Cuts a share of the items into the blocks that attention computes at once, in a layer of a
-    /// kind.
+    /// Returns the number of spans that hold keys for a token in a layer of a kind.
+    fn spans(&self, kind: usize, token: usize) -> usize {
+        (self.visible(token) - self.first_span(kind, token)) / SPAN_TOKENS + 1
+    }
+
+    /// Returns whether the row of a token has no other token.
+    fn is_alone(&self, token: usize) -> bool {
+        let row = self.rows[token];
+        (token == 0 || self.rows[token - 1] != row) && self.rows.get(token + 1) != Some(&row)
+    }
+
+    /// Cuts a share into the blocks that attention computes at once, in a layer of a kind.
     pub(super) fn attention_blocks(
         &self,
         kind: usize,
-        mut items: Range<usize>,
+        mut share: Range<AttentionCut>,
         group: usize,
     ) -> impl Iterator<Item = AttentionBlock> {
         std::iter::from_fn(move || {
-            let (query, head) = (items.start / group, items.start % group);
+            if share.start >= share.end {
+                return None;
+            }
+            let AttentionCut { item, spans: begin } = share.start;
+            let (query, head) = (item / group, item % group);
             let token = query % self.tokens();
-            let heads = head..group.min(head + items.len());
-            let tokens = match items.len() / group {
-                _ if items.is_empty() => return None,
-                whole if whole > 0 && head == 0 => self.neighbours(kind, token, whole),
+            let spans = self.spans(kind, token);
+            let left = share.end.item - item;
+            let is_cut = begin > 0 || left == 0;
+            let end = if left == 0 { share.end.spans } else { spans };
+            let heads = match is_cut {
+                true => 0..group,
+                false => head..group.min(head + left),
+            };
+            let tokens = match left / group {
+                whole if whole > 0 && head == 0 && !is_cut => self.neighbours(kind, token, whole),
                 _ => 1,
             };
-            items.start += tokens * heads.len();
+            share.start = match left {
+                0 => share.end,
+                _ => AttentionCut::before(item + tokens * heads.len()),
+            };
             Some(AttentionBlock {
                 kv_head: query / self.tokens(),
                 heads,
                 tokens: token..token + tokens,
+                spans: begin..end,
+                is_open: end < spans,
             })
         })
     }
@@ -336,6 +374,29 @@ impl Placement {
     }
 }
 
+/// Where a share of attention begins or ends: behind all queries before `item`, and behind the
+/// first spans of the group that begins there.
+///
+/// An item is one query: `(kv head * tokens + token) * group + head of the group`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct AttentionCut {
+    pub(super) item: usize,
+    /// The spans of each query of the group that are before the cut; mostly 0.
+    pub(super) spans: usize,
+}
+
+impl AttentionCut {
+    /// Returns the cut before an item.
+    pub(super) fn before(item: usize) -> AttentionCut {
+        AttentionCut { item, spans: 0 }
+    }
+
+    /// Returns the first query that no share before the cut has begun.
+    pub(super) fn next_item(self, group: usize) -> usize {
+        self.item + if self.spans > 0 { group } else { 0 }
+    }
+}
+
 /// Queries that attention computes at once: some heads of a group, at neighbouring positions of a
 /// sequence, within one page.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -345,6 +406,11 @@ pub(super) struct AttentionBlock {
     pub(super) heads: Range<usize>,
     /// The indices of the tokens in the batch.
     pub(super) tokens: Range<usize>,
+    /// The spans to compute, counted from the first one that holds a key for the queries. If they
+    /// do not begin at 0, an earlier share has those before them.
+    pub(super) spans: Range<usize>,
+    /// Whether later shares have further spans.
+    pub(super) is_open: bool,
 }
 
 #[cfg(test)]
@@ -352,7 +418,7 @@ mod tests {
     use super::*;
 
     /// The positions of each row: a long chunk, two decodes, and a chunk that begins inside a page.
-    const ROWS: [Range<usize>; 4] = [500..700, 4000..4001, 17..18, 9..50];
+    const ROWS: [Range<usize>; 4] = [500..700, 40_000..40_001, 17..18, 9..50];
 
     fn placement() -> Placement {
         let kinds = [None, Some(512)].map(|window| LayerKind::new(None, window, 0));
@@ -373,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn every_query_is_in_one_block_and_shares_have_equal_costs() {
+    fn every_span_of_a_query_is_in_one_block_and_shares_have_equal_costs() {
         let placement = placement();
         for kind in [GLOBAL, LOCAL] {
             check_shares(&placement, kind);
@@ -381,41 +447,80 @@ mod tests {
     }
 
     fn check_shares(placement: &Placement, kind: usize) {
-        let tokens = placement.tokens();
-        let cost = |item: usize, group| {
-            let token = item / group % tokens;
-            let cost = &placement.kinds[kind].cost;
-            cost[token + 1] - cost[token]
-        };
-        for (kv_heads, group) in [(5, 4), (1, 1), (3, 7), (1, 32)] {
-            for parts in [1, 2, 3, 8] {
-                let (mut item, mut costs) = (0, Vec::new());
-                for share in placement.attention_shares(kind, (kv_heads, group), parts) {
-                    assert_eq!(share.start, item, "shares are contiguous");
-                    costs.push(share.clone().map(|item| cost(item, group)).sum::<u64>());
-                    for block in placement.attention_blocks(kind, share.clone(), group) {
-                        let query = block.kv_head * tokens + block.tokens.start;
-                        assert_eq!(query * group + block.heads.start, item, "in order");
-                        assert!(block.tokens.len() == 1 || block.heads == (0..group));
-                        let first = block.tokens.start;
-                        let (row, position) = (placement.row(first), placement.visible(first));
-                        for (i, token) in block.tokens.clone().enumerate() {
-                            assert_eq!(
-                                (placement.row(token), placement.visible(token)),
-                                (row, position + i)
-                            );
-                            let span = placement.first_span(kind, token);
-                            assert_eq!(span, placement.first_span(kind, first));
-                        }
-                        assert!(position % PAGE_TOKENS + block.tokens.len() <= PAGE_TOKENS);
-                        item += block.tokens.len() * block.heads.len();
-                    }
-                    assert_eq!(item, share.end, "blocks fill their share");
+        for heads in [(5, 4), (1, 1), (3, 7), (1, 32)] {
+            for parts in [1, 2, 3, 8, 50] {
+                for max_spans in [0, 15, 512] {
+                    check_parts(placement, kind, heads, (parts, max_spans));
                 }
-                assert_eq!(item, kv_heads * tokens * group);
-                let (min, max) = (costs.iter().min().unwrap(), costs.iter().max().unwrap());
-                assert!(max - min <= 4096, "{costs:?} among {parts}");
             }
+        }
+    }
+
+    fn check_parts(
+        placement: &Placement,
+        kind: usize,
+        (kv_heads, group): (usize, usize),
+        (parts, max_spans): (usize, usize),
+    ) {
+        let tokens = placement.tokens();
+        let (mut at, mut costs) = (AttentionCut::before(0), Vec::new());
+        let mut is_group_cut = false;
+        for share in placement.attention_shares(kind, (kv_heads, group), max_spans, parts) {
+            assert_eq!(share.start, at, "shares are contiguous");
+            let (mut outputs, mut cost) = (share.start.next_item(group), 0.0);
+            for block in placement.attention_blocks(kind, share.clone(), group) {
+                let first = block.tokens.start;
+                let item = (block.kv_head * tokens + first) * group + block.heads.start;
+                let spans = placement.spans(kind, first);
+                assert_eq!((item, block.spans.start), (at.item, at.spans), "in order");
+                assert!(!block.spans.is_empty() && block.spans.end <= spans);
+                assert_eq!(block.is_open, block.spans.end < spans);
+                assert!(block.tokens.len() == 1 || block.heads == (0..group));
+                if block.spans != (0..spans) {
+                    assert!((2..=max_spans).contains(&spans) && placement.is_alone(first));
+                    assert_eq!((block.tokens.len(), block.heads.clone()), (1, 0..group));
+                    is_group_cut = true;
+                }
+                let (row, position) = (placement.row(first), placement.visible(first));
+                for (i, token) in block.tokens.clone().enumerate() {
+                    assert_eq!(
+                        (placement.row(token), placement.visible(token)),
+                        (row, position + i)
+                    );
+                    let span = placement.first_span(kind, token);
+                    assert_eq!(span, placement.first_span(kind, first));
+                    let all = &placement.kinds[kind].cost;
+                    let part = block.spans.len() as f64 / spans as f64;
+                    let queries = block.heads.len() as f64;
+                    cost += (all[token + 1] - all[token]) as f64 * queries * part;
+                }
+                assert!(position % PAGE_TOKENS + block.tokens.len() <= PAGE_TOKENS);
+                if block.spans.start == 0 {
+                    outputs += block.tokens.len() * block.heads.len();
+                }
+                at = match block.is_open {
+                    true => AttentionCut {
+                        item,
+                        spans: block.spans.end,
+                    },
+                    false => AttentionCut::before(item + block.tokens.len() * block.heads.len()),
+                };
+            }
+            assert_eq!(at, share.end, "blocks fill their share");
+            assert_eq!(outputs, share.end.next_item(group));
+            costs.push(cost);
+        }
+        assert_eq!(at, AttentionCut::before(kv_heads * tokens * group));
+        let largest = costs.iter().copied().fold(0.0, f64::max);
+        let mean = costs.iter().sum::<f64>() / parts as f64;
+        // A span of each query of a group, or the longest query.
+        let unit = match max_spans {
+            512 => 1000.0_f64.max(2.0 * (SPAN_TOKENS * group) as f64),
+            _ => 40_100.0,
+        };
+        assert!(largest <= mean + unit, "{costs:?} among {parts}");
+        if max_spans == 512 && kind == GLOBAL && parts == 50 {
+            assert!(is_group_cut, "the long decode is cut");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The workers of a step: the kernels, the threads and the memory that each thread has for itself.
 //! A forward pass lends them to its layers.
 
-use sterna_kernels::{AttentionState, Kernels, PANEL_ROWS, QuantizedActivations};
+use sterna_kernels::{AttentionState, Kernels, PANEL_ROWS, QuantizedActivations, SavedSpans};
 use sterna_scheduler::Batch;
 
 use super::kv_store::KvStore;
@@ -42,6 +42,8 @@ pub(super) struct Scratch {
     /// The rows of one expert.
     pub(super) expert_rows: QuantizedActivations,
     pub(super) attention: AttentionState,
+    /// Spans of a group of query heads that another worker begins.
+    pub(super) saved_spans: SavedSpans,
     pub(super) recurrent: RecurrentScratch,
 }
 
@@ -64,7 +66,7 @@ impl Scratch {
     /// Allocates the memory of a worker.
     pub(super) fn new(
         sizes: ScratchSizes,
-        attention: AttentionState,
+        (attention, saved_spans): (AttentionState, SavedSpans),
         recurrent: RecurrentScratch,
     ) -> Scratch {
         let ScratchSizes {
@@ -88,6 +90,7 @@ impl Scratch {
                 width => QuantizedActivations::new(max_tokens, width),
             },
             attention,
+            saved_spans,
             recurrent,
         }
     }

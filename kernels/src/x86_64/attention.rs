@@ -84,7 +84,7 @@ macro_rules! attention_kernels {
             /// first-level cache.
             const PANEL_TOKENS: usize = 128;
 
-            /// Adds one span of keys and values to the state.
+            /// Reduces one span of keys and values. `attention_merge` then adds it to the state.
             #[target_feature(enable = $features)]
             pub(crate) fn attention_span<C: FloatChunk>(
                 span: Span<'_>,
@@ -111,7 +111,6 @@ macro_rules! attention_kernels {
                 } else {
                     sum_span(&floats, state);
                 }
-                state.merge_span();
             }
 
             /// Multiplies the queries of one position by the keys of the span.

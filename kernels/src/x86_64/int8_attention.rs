@@ -50,7 +50,7 @@ macro_rules! int8_attention_kernels {
             /// Cache lines that a step of the sums of values prefetches.
             const VALUE_LINES: usize = $value_lines;
 
-            /// Adds one span of keys and values to the state.
+            /// Reduces one span of keys and values. `attention_merge` then adds it to the state.
             #[target_feature(enable = $features)]
             pub(crate) fn int8_attention_span(span: Span<'_>, state: &mut AttentionState) {
                 let pages = Int8Page::all_of(span.pages, state.head_dim());
@@ -60,7 +60,6 @@ macro_rules! int8_attention_kernels {
                 score_span(pages, &mut later, state);
                 state.weigh_int8_span(span, &SpanScales::of(span.pages, 1.0));
                 sum_span(pages, &mut later, state);
-                state.merge_span();
             }
 
             /// Multiplies all queries by the keys of the span, several pages at a time.

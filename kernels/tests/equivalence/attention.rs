@@ -1,6 +1,8 @@
 //! Attention over keys and values in every number format. `storing.rs` tests what is stored.
 
-use sterna_kernels::{AttentionState, Kernels, KvDtype, PAGE_TOKENS, SPAN_TOKENS, Span};
+use sterna_kernels::{
+    AttentionState, Kernels, KvDtype, PAGE_TOKENS, SPAN_TOKENS, SavedSpans, Span,
+};
 use sterna_random::Random;
 
 use crate::{NAN_BYTE, bits, each_isa, floats, scalar};
@@ -53,15 +55,34 @@ impl AttentionCase {
     /// Returns the output for queries `[position][head][head_dim]` of neighbouring positions. The
     /// first position sees `visible` keys, each further one sees one more, all in one span.
     fn run_block(&self, kernels: Kernels, queries: &[f32], visible: usize) -> Vec<f32> {
+        self.run_parts(kernels, queries, visible, &[])
+    }
+
+    /// Returns the same. A state of its own computes the spans from each of the `cuts` on, and the
+    /// first state resumes with what it has saved.
+    fn run_parts(
+        &self,
+        kernels: Kernels,
+        queries: &[f32],
+        visible: usize,
+        cuts: &[usize],
+    ) -> Vec<f32> {
         let pages: Vec<&[u8]> = self.pages.iter().map(|page| &page[..]).collect();
         let positions = queries.len() / (self.group * self.head_dim);
-        let mut state = AttentionState::new(self.group + 1, self.head_dim);
-        state.reset(self.group, positions, self.head_dim);
-        for (i, query) in queries.chunks(self.head_dim).enumerate() {
-            state
-                .query_mut(i / self.group, i % self.group)
-                .copy_from_slice(query);
-        }
+        let new_part = || {
+            let mut state = AttentionState::new(self.group + 1, self.head_dim);
+            state.reset(self.group, positions, self.head_dim);
+            for (i, query) in queries.chunks(self.head_dim).enumerate() {
+                state
+                    .query_mut(i / self.group, i % self.group)
+                    .copy_from_slice(query);
+            }
+            (
+                state,
+                SavedSpans::new(5, self.group * positions, self.head_dim),
+            )
+        };
+        let mut parts = vec![new_part()];
         let pages = &pages[..(visible + positions - 1).div_ceil(PAGE_TOKENS)];
         let mut spans = pages.chunks(SPAN_TOKENS / PAGE_TOKENS).peekable();
         let mut before = 0;
@@ -73,10 +94,23 @@ impl AttentionCase {
                 visible: SPAN_TOKENS.min(visible - before),
                 hidden: hidden - before as isize,
             };
+            if cuts.contains(&(before / SPAN_TOKENS)) {
+                parts.push(new_part());
+            }
             before += SPAN_TOKENS;
             if hidden < before as isize {
-                kernels.attention_span(self.dtype, span, &mut state);
+                match &mut parts[..] {
+                    [(state, _)] => kernels.attention_span(self.dtype, span, state),
+                    [.., (state, saved)] => {
+                        kernels.attention_span_apart(self.dtype, span, state, saved);
+                    }
+                    [] => unreachable!("there is a first part"),
+                }
             }
+        }
+        let (mut state, _) = parts.remove(0);
+        for (_, saved) in &parts {
+            kernels.attention_resume(&mut state, saved);
         }
         let mut out = vec![f32::NAN; queries.len()];
         kernels.attention_finish(&state, &mut out);
@@ -173,6 +207,35 @@ fn attention_over_several_spans_is_softmax_over_all_keys() {
             AttentionCase::random(&mut random, (dtype, 4, 64, keys)).check(keys);
         }
     }
+}
+
+#[test]
+fn spans_in_several_parts_give_the_same_bits_as_in_one() {
+    let mut random = Random::from_env();
+    for round in 0..60 {
+        let dtype = KvDtype::ALL[round % 5];
+        let (group, head_dim) = (1 + random.index(17), random.pick(&[16, 32, 80, 128, 256]));
+        let keys = 257 + random.index(1000);
+        let case = AttentionCase::random(&mut random, (dtype, group, head_dim, keys));
+        let whole = bits(&case.run(scalar(), keys));
+        let cuts: Vec<usize> = (1..=4).filter(|_| random.index(2) == 0).collect();
+        for kernels in each_isa() {
+            let parts = case.run_parts(kernels, &case.queries, keys, &cuts);
+            let isa = kernels.isa();
+            assert_eq!(
+                bits(&parts),
+                whole,
+                "{isa}: {dtype}, {keys} keys, cuts {cuts:?}"
+            );
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "no room for another span")]
+fn more_spans_than_there_is_room_for_are_not_saved() {
+    let case = AttentionCase::random(&mut Random::from_env(), (KvDtype::F16, 1, 16, 7 * 256));
+    case.run_parts(scalar(), &case.queries, 7 * 256, &[1]);
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod mixture;
 mod recurrent;
 mod reference;
 
+use std::collections::HashMap;
+
 use safetensors::Dtype;
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
@@ -167,6 +169,34 @@ fn packed_weights_of_both_families_match_a_plain_forward() {
         head_dim: 32,
         ..LLAMA_KIND
     });
+}
+
+/// Several workers share the spans of a decode. In a chunk and with one thread, nothing is shared.
+#[test]
+fn a_decode_at_depth_has_the_same_bits_with_any_number_of_threads() {
+    let (a, b) = (
+        prompt(1000, 1, toy::SHAPE.vocab),
+        prompt(530, 2, toy::SHAPE.vocab),
+    );
+    let mut expected: HashMap<KvDtype, Vec<Vec<f32>>> = HashMap::new();
+    for threads in [1, 2, 3, 5, 9] {
+        for (what, mut model) in toys(threads) {
+            let dtype = model.kv_dtype();
+            let mut kv = model.new_kv_store(3 * 63).unwrap();
+            for range in [0..700, 700..990] {
+                rows(&mut model, &batch(&[(&a, range, 0)]), &mut kv);
+            }
+            rows(&mut model, &batch(&[(&b, 0..529, 1)]), &mut kv);
+            let in_chunk = rows(&mut model, &batch(&[(&a, 990..1000, 0)]), &mut kv).remove(0);
+            let alone = rows(&mut model, &batch(&[(&a, 999..1000, 0)]), &mut kv);
+            assert_eq!(alone[0], in_chunk, "{what}, {threads} threads");
+            let both: [RowSpec<'_>; 2] = [(&a, 999..1000, 0), (&b, 529..530, 1)];
+            let both = rows(&mut model, &batch(&both), &mut kv);
+            assert_eq!(both[0], in_chunk, "{what}, {threads} threads");
+            let first = expected.entry(dtype).or_insert_with(|| both.clone());
+            assert_eq!(*first, both, "{what}, {threads} threads");
+        }
+    }
 }
 
 #[test]
