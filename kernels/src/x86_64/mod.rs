@@ -62,6 +62,13 @@ fn prefetch_rest(record: &GroupRecord<'_>) {
     registers::prefetch(scales.wrapping_add(PREFETCH_BYTES));
 }
 
+/// Returns the number of steps of a loop, so that the compiler does not know it. Of a few steps, it
+/// unrolls all, and then some sums of one token do not stay in registers.
+#[inline(always)]
+fn rolled(steps: usize) -> usize {
+    std::hint::black_box(steps)
+}
+
 /// Divides `count` tokens (or heads) evenly into the fewest blocks of at most `max`.
 fn blocks(count: usize, max: usize) -> impl Iterator<Item = Range<usize>> {
     let blocks = count.div_ceil(max);

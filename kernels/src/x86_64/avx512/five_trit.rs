@@ -21,7 +21,7 @@ use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
 use crate::ternary::TernaryMatrix;
 use crate::x86_64::registers::avx512::{load_block, widen};
-use crate::x86_64::{for_each_tile, four_activations, prefetch_rest, prefetch_step};
+use crate::x86_64::{for_each_tile, four_activations, prefetch_rest, prefetch_step, rolled};
 
 /// The two-bit fields t0..t3 of each u below 81. The other entries are never used.
 static FIELDS_OF_U: [u8; 128] = {

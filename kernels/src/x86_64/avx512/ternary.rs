@@ -134,6 +134,11 @@ macro_rules! ternary_products {
             rows: [&[[i8; COLUMNS]]; T],
             totals: &mut [[__m512i; PANEL_BLOCKS]; T],
         ) {
+            let (mut steps, mut rows) = (steps, rows);
+            if T == 1 && G > 0 {
+                steps = &steps[..rolled(steps.len())];
+                rows[0] = &rows[0][..steps.len()];
+            }
             let mut sums = [[[_mm512_setzero_si512(); PANEL_BLOCKS]; T]; 4];
             let mut fifth_sums = [[_mm512_setzero_si512(); PANEL_BLOCKS]; T];
             for (b, step) in steps.iter().enumerate() {

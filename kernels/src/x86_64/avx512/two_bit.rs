@@ -16,7 +16,7 @@ use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
 use crate::ternary::TernaryMatrix;
 use crate::x86_64::registers::avx512::{load_block, widen};
-use crate::x86_64::{for_each_tile, four_activations, prefetch_rest, prefetch_step};
+use crate::x86_64::{for_each_tile, four_activations, prefetch_rest, prefetch_step, rolled};
 
 ternary_products! {
     features: "avx512f,avx512bw,avx512vl,avx512vnni",

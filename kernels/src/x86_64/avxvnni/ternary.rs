@@ -10,7 +10,7 @@ use crate::packing::{Packing, TWO_BIT_COLUMNS};
 use crate::prefetch::PrefetchQueue;
 use crate::ternary::TernaryMatrix;
 use crate::x86_64::registers::avxvnni::{fused, lanes, load, load_bytes, to_floats, widen};
-use crate::x86_64::{for_each_tile, four_activations, prefetch_step};
+use crate::x86_64::{for_each_tile, four_activations, prefetch_step, rolled};
 
 /// Tokens of a tile. The sums of 16 rows and these tokens, the weights that they are multiplied by,
 /// an activation and a mask just fit into the sixteen registers.
@@ -160,7 +160,8 @@ fn multiply_records<const T: usize, const S: usize, const N: usize>(
             sums[t] = minus_sum(tokens[t].sums[group]);
         }
         let steps: &[_; N] = record.steps.first_chunk().expect("steps of a group");
-        for (b, step) in steps.iter().enumerate() {
+        let count = if T == 1 { rolled(N) } else { N };
+        for (b, step) in steps[..count].iter().enumerate() {
             let mut of_step = [&[0; TWO_BIT_COLUMNS]; T];
             for t in 0..T {
                 of_step[t] = &of_group[t][b];
