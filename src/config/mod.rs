@@ -187,7 +187,8 @@ pub struct ServeConfig {
     pub machine: MachineFlags,
     /// Memory for keys and values, for example 4GiB or 512MiB. If omitted, it is half of the memory
     /// that this process may still use, but at most what --max-running sequences of full length
-    /// need. --kv-dtype says how many bytes a token takes.
+    /// need. The server takes the first GiB at its start, and the rest while no request runs.
+    /// --kv-dtype says how many bytes a token takes.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
     pub kv_memory: Option<u64>,
     /// Memory for the states of a model with recurrent layers, such as Bonsai 2. Each running

@@ -27,6 +27,10 @@ const TIME_LIMIT: Duration = Duration::from_millis(1_000);
 /// shorter.
 const REPETITIONS: usize = 8;
 
+/// The steps that always run, of one and of sixteen tokens. With fewer, the cost model would not
+/// tell tokens from keys.
+const FIRST_STEPS: usize = 2;
+
 /// A shorter step runs once more, and the second time counts. While a server decodes, the step
 /// before was like it, so a small model finds its weights in the caches; here another step was
 /// before. Steps of large models find none, and take longer.
@@ -114,7 +118,7 @@ pub(super) fn calibrate<F: Forward>(
 }
 
 /// Times steps until `is_interrupted`, which returns `None`. After `small_limit`, a small step that
-/// did not run yet is left out, except the first. All else ends after `limit`.
+/// did not run yet is left out, except the [`FIRST_STEPS`]. All else ends after `limit`.
 fn measure<F: Forward>(
     runner: &mut BatchRunner<F>,
     mut steps: Vec<CalibrationStep>,
@@ -132,7 +136,7 @@ fn measure<F: Forward>(
     for (index, step) in steps.iter_mut().enumerate() {
         let is_late = match step.is_large {
             true => started.elapsed() + 3 * longest > limit,
-            false => index > 0 && started.elapsed() + longest > small_limit,
+            false => index >= FIRST_STEPS && started.elapsed() + longest > small_limit,
         };
         if is_late {
             continue;
@@ -381,6 +385,7 @@ fn calibration_steps(
         }
     };
     add_logits(&mut steps, 1);
+    add_logits(&mut steps, 4);
     if long > PAGE_TOKENS && long <= pages * PAGE_TOKENS {
         let count = LONG_SEQUENCES
             .min(sequences)
@@ -390,7 +395,6 @@ fn calibration_steps(
         steps.push(step(1, chunk, 0));
     }
     steps.extend([4, 8, 2].into_iter().filter_map(tokens));
-    add_logits(&mut steps, 4);
     let large = [32, 64, 128, 256, 512].into_iter().filter_map(tokens);
     steps.extend(large.map(CalibrationStep::large));
     if sequences >= 16 {
@@ -540,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn without_time_the_first_step_alone_is_measured_and_the_rest_later() {
+    fn without_time_the_first_steps_alone_are_measured_and_the_rest_later() {
         let limits = limits_of_toy();
         let mut runner = runner_of_toy(&limits);
         let free: Vec<Page> = (2..8).map(Page::new).collect();
@@ -553,12 +557,17 @@ mod tests {
                 false
             });
             let calibration = calibration.unwrap();
-            assert!(calibration.cost.predict(StepShape::decode(1)) > 0);
+            let [decode, chunk] = [StepShape::decode(1), StepShape::chunk(0, 16, 0)];
+            let predicted = [decode, chunk].map(|shape| calibration.cost.predict(shape));
+            assert!(
+                0 < predicted[0] && predicted[0] <= predicted[1],
+                "{predicted:?}"
+            );
             (asked.get(), small, calibration.is_complete)
         };
         let (run, small, is_complete) = steps_run(Duration::ZERO, Duration::ZERO);
         assert!(
-            (run, is_complete) == (1, false) && small > 4,
+            (run, is_complete) == (2, false) && small > 4,
             "{run} of {small}"
         );
         let (run, small, is_complete) = steps_run(Duration::MAX, Duration::ZERO);

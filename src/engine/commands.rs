@@ -98,17 +98,28 @@ impl CommandReceiver {
         self.bell.is_empty() && self.control.is_empty()
     }
 
+    /// Returns whether [`wait`](Self::wait) would not block: a queue has a message, or the last
+    /// [`CommandSender`] is dropped.
+    pub(super) fn is_ready(&self) -> bool {
+        self.queues().try_ready().is_ok()
+    }
+
     /// Blocks until a queue has a message, the last [`CommandSender`] is dropped, or `limit` has
     /// passed.
     pub(super) fn wait(&self, limit: Option<Duration>) {
-        let mut queues = Select::new();
-        queues.recv(&self.bell);
-        queues.recv(&self.control);
+        let mut queues = self.queues();
         match limit {
             // The caller looks at the queues again, so it need not know which of them is ready.
             Some(limit) => drop(queues.ready_timeout(limit)),
             None => drop(queues.ready()),
         }
+    }
+
+    fn queues(&self) -> Select<'_> {
+        let mut queues = Select::new();
+        queues.recv(&self.bell);
+        queues.recv(&self.control);
+        queues
     }
 }
 

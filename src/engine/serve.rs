@@ -573,7 +573,7 @@ impl<F: Forward> EngineThread<F> {
         if self.is_over() {
             return;
         }
-        while self.has_reserved_memory && self.commands.is_empty() {
+        while self.has_reserved_memory && !self.commands.is_ready() {
             self.has_reserved_memory = self.steps.runner.take_memory();
         }
         if let Some(recalibration) = &self.recalibration

@@ -80,10 +80,10 @@ impl KvStore {
         };
         let runs = START_BYTES / (RUN_PAGES * shape.page_bytes()).max(1);
         let first = pages.min(runs.max(1) * RUN_PAGES);
+        let page = shape.kv_heads * shape.head();
         for layer in 0..shape.layers {
-            let start = store.start(layer, HeadPage { head: 0, page: 0 });
-            let bytes = first * shape.kv_heads * shape.head();
-            store.bytes.commit(start..start + bytes)?;
+            let start = layer * pages * page;
+            store.bytes.commit(start..start + first * page)?;
         }
         Ok(store)
     }
@@ -401,6 +401,26 @@ mod tests {
     #[should_panic(expected = "cannot copy page 1 to page 4 in a store of 4 pages")]
     fn a_copy_to_a_page_that_does_not_exist_panics() {
         KvStore::new(SHAPE, 4).unwrap().copy_page(1, 4);
+    }
+
+    #[test]
+    fn memory_is_taken_to_its_end_and_keeps_what_was_written() {
+        for pages in [0, 4, PAGES] {
+            let mut store = KvStore::new(SHAPE, pages).unwrap();
+            let all: Vec<usize> = (0..pages).collect();
+            if pages > 0 {
+                fill(&mut store, 1, &all, &[2 * pages]);
+            }
+            let mut parts = 1;
+            while store.take_memory().unwrap() {
+                parts += 1;
+            }
+            assert_eq!(parts, store.bytes.len().div_ceil(PART_BYTES).max(1));
+            for page in all {
+                let read = store.head(1, HeadPage { head: 1, page });
+                assert!(is_mark(read, mark(page, 1, 1)));
+            }
+        }
     }
 
     #[test]

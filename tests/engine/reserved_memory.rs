@@ -7,7 +7,7 @@ use sterna::engine::{Forward, LogitRows, TokenId};
 use sterna_scheduler::{Batch, Limits};
 
 use super::model::{Gate, Recorder, VOCABULARY, gate};
-use super::running::{Answer, config, request, start_model};
+use super::running::{Answer, Running, config, request, start_model};
 
 /// What the engine asked of a [`Reserving`] model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,4 +96,26 @@ async fn an_idle_engine_takes_its_memory_and_a_request_waits_for_one_part_of_tha
         assert_eq!(calls[1], Call::Step, "{calls:?}");
         assert_eq!(took(&calls[calls.len() - 2..]), 2, "{calls:?}");
     }
+}
+
+#[tokio::test]
+async fn an_engine_without_handles_ends_before_it_has_taken_all_memory() {
+    let observed = Arc::new(Mutex::new(Observed::default()));
+    let (gates, mut parts): (Vec<_>, Vec<_>) = (0..3).map(|_| gate()).unzip();
+    observed.lock().unwrap().gates = gates;
+    let running = start_model(
+        Reserving {
+            model: Recorder { gate: None },
+            observed: observed.clone(),
+            last: || Ok(false),
+        },
+        config(),
+    );
+    let first = parts.pop().unwrap();
+    first.wait_inside();
+    let Running { handle, engine, .. } = running;
+    drop(handle);
+    first.open();
+    assert_eq!(engine.join(), Ok(()));
+    assert_eq!(observed.lock().unwrap().calls, [Call::TakeMemory]);
 }

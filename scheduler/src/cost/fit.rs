@@ -113,7 +113,10 @@ fn non_negative(normal: &[Terms; TERMS], right: &Terms) -> Terms {
     let mut is_free = [false; TERMS];
     for _ in 0..3 * TERMS {
         let gain = |i: usize| right[i] - dot(&normal[i], &found);
+        // Of equal ones the first: samples that do not tell tokens from keys are explained by
+        // tokens.
         let best = (0..TERMS)
+            .rev()
             .filter(|&i| !is_free[i])
             .max_by(|&i, &j| gain(i).total_cmp(&gain(j)));
         let Some(entering) = best.filter(|&i| gain(i) > 1e-10 * right[i]) else {
@@ -320,6 +323,15 @@ mod tests {
                 "{rows}: {found} instead of {expected}"
             );
         }
+    }
+
+    /// A single step has the same keys and logits as tokens, whatever the cost comes from.
+    #[test]
+    fn a_fit_to_one_step_explains_it_by_its_tokens() {
+        let found = CostModel::fit(&[(StepShape::decode(1), 400_000_000)]);
+        let [chunk, deep] = [StepShape::chunk(0, 512, 0), StepShape::decode(1000)];
+        let [chunk, deep] = [chunk, deep].map(|shape| found.predict(shape));
+        assert!(chunk >= 400_000_000 && deep < 800_000_000, "{found:?}");
     }
 
     #[test]

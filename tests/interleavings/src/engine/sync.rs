@@ -181,6 +181,12 @@ pub(super) mod channel {
             }
         }
 
+        /// Returns the index of a channel that need not be waited for, if there is one.
+        pub(in crate::engine) fn try_ready(&mut self) -> Result<usize, ()> {
+            let mut channels = self.0.iter();
+            (channels.position(|channel| channel.begin_waiting())).ok_or(())
+        }
+
         /// Waits as `ready` does: no time passes here.
         pub(in crate::engine) fn ready_timeout(&mut self, _: Duration) -> Option<usize> {
             Some(self.ready())
