@@ -482,7 +482,7 @@ impl Kernels {
     /// `saved`, for [`Kernels::attention_resume`].
     ///
     /// # Panics
-    /// If `saved` has no room.
+    /// If `saved` has no room, or spans of another shape.
     pub fn attention_span_apart(
         &self,
         dtype: KvDtype,

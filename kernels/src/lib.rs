@@ -9,7 +9,7 @@
 //! | `int8_matmul`, `scale_panel` | int8 activations × int8 weights, exact | screening `lm_head` |
 //! | `dense_matmul`, `dense_dots`, `dense_row` | f32 × f16 or f32 | `lm_head`, embeddings |
 //! | `rms_norm`, `rope`, `relu2_gate`, `silu_gate` | f32 | single rows of a layer |
-//! | `store_kv`, `attention_span`, `attention_finish` | f32 × f16, bf16 or FP8 | attention |
+//! | `store_kv`, `attention_span`, …, `attention_finish` | f32 × f16, bf16 or FP8 | attention |
 //! | the same, with 8-bit integers | exact in a span, f32 over the spans | attention |
 //! | `scan_logits`, `weigh_logits`, … | f32 | sampling |
 //! | `probe_…` | | measuring what the machine can do |

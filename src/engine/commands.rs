@@ -93,11 +93,6 @@ impl CommandReceiver {
         }
     }
 
-    /// Returns whether both queues are empty.
-    pub(super) fn is_empty(&self) -> bool {
-        self.bell.is_empty() && self.control.is_empty()
-    }
-
     /// Returns whether [`wait`](Self::wait) would not block: a queue has a message, or the last
     /// [`CommandSender`] is dropped.
     pub(super) fn is_ready(&self) -> bool {

@@ -581,7 +581,7 @@ impl<F: Forward> EngineThread<F> {
         {
             let (pause, began) = (recalibration.pause(), Instant::now());
             self.commands.wait(Some(pause));
-            if began.elapsed() >= pause && self.commands.is_empty() {
+            if began.elapsed() >= pause && !self.commands.is_ready() {
                 self.recalibrate();
             }
             return;
@@ -603,7 +603,7 @@ impl<F: Forward> EngineThread<F> {
             return; // Cached prefixes take all memory.
         }
         let free = FreeMemory { pages, slabs };
-        let measured = recalibration.measure(&mut steps.runner, free, || !commands.is_empty());
+        let measured = recalibration.measure(&mut steps.runner, free, || commands.is_ready());
         if let Some(cost) = measured {
             self.sampling_costs = SamplingCosts::measure(&mut steps.runner, free);
             steps.scheduler.calibrate(cost);

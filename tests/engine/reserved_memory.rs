@@ -115,6 +115,7 @@ async fn an_engine_without_handles_ends_before_it_has_taken_all_memory() {
     first.wait_inside();
     let Running { handle, engine, .. } = running;
     drop(handle);
+    drop(parts); // No later part would wait.
     first.open();
     assert_eq!(engine.join(), Ok(()));
     assert_eq!(observed.lock().unwrap().calls, [Call::TakeMemory]);

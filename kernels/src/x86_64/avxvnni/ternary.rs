@@ -217,9 +217,11 @@ fn add_step<const T: usize, const S: usize, const GROUPED: bool>(
     }
 }
 
-/// Adds the products of field F of 16 rows of a panel and T tokens. A pass for each field, from the
-/// first-level cache but for the first one, leaves registers for the sums of more tokens than
-/// [`add_step`] can have.
+/// Adds the products of field F of 16 rows of a panel and T tokens.
+///
+/// The panel is read once for each field. After the first pass, it is in the first-level cache. A
+/// pass keeps fewer unpacked weights than [`add_step`] does, so the sums of more tokens fit into
+/// the registers.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 #[inline]
 fn add_field<const T: usize, const S: usize, const F: usize>(

@@ -129,10 +129,6 @@ pub(super) mod channel {
                 None => Err(TryRecvError::Empty),
             }
         }
-
-        pub(in crate::engine) fn is_empty(&self) -> bool {
-            lock(&self.0).messages.is_empty()
-        }
     }
 
     impl<T> Drop for Receiver<T> {
