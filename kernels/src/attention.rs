@@ -340,9 +340,14 @@ impl AttentionState {
 
     /// Turns products of quantized queries into quantized weights, as
     /// [`AttentionState::weigh_span`] does. The weight of a key that a query does not see is zero,
-    /// up to the end of the pages.
+    /// up to the end of the pages. Calls `meanwhile` four times for each row, to prefetch.
     #[inline(always)]
-    pub(crate) fn weigh_int8_span(&mut self, span: Span<'_>, scales: &SpanScales) {
+    pub(crate) fn weigh_int8_span(
+        &mut self,
+        span: Span<'_>,
+        scales: &SpanScales,
+        mut meanwhile: impl FnMut(),
+    ) {
         let factor = 1.0 / (self.head_dim as f32).sqrt();
         let end = span.pages.len() * PAGE_TOKENS;
         for row in 0..self.rows() {
@@ -350,11 +355,15 @@ impl AttentionState {
             let scores = &mut self.scores[row].0[..end];
             let int8 = &mut self.int8[row];
             multiply(scores, &scales.keys);
+            meanwhile();
             let factor = factor * int8.query_scale;
             (self.span.largest[row], self.span.sum[row]) = weigh(scores, hidden..seen, factor);
+            meanwhile();
             multiply(scores, &scales.values);
             scores[seen..].fill(0.0);
+            meanwhile();
             int8.set_weights(scores);
+            meanwhile();
         }
     }
 

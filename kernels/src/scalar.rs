@@ -244,7 +244,7 @@ pub(crate) fn int8_attention_span(span: Span<'_>, state: &mut AttentionState) {
             }
         }
     }
-    state.weigh_int8_span(span, &SpanScales::of(span.pages, 1.0));
+    state.weigh_int8_span(span, &SpanScales::of(span.pages, 1.0), || ());
     let (rows, acc) = state.int8_value_buffers();
     for (row, acc) in rows.iter().zip(acc) {
         let (high, low) = (row.high.as_flattened(), row.low.as_flattened());

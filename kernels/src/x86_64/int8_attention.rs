@@ -9,8 +9,9 @@
 //! rows. For the later rows of a chunk, the lines are in the first-level cache.
 //!
 //! A span is computed faster than its memory arrives. So each span prefetches all of the next one,
-//! at an even pace. The float kernels prefetch the values of a span during its first product. Here
-//! this was 1.4 times slower: half of the memory would have to arrive in a quarter of the time.
+//! at an even pace, also while it weighs the keys, which takes a quarter of its time. The float
+//! kernels prefetch the values of a span during its first product. Here this was 1.4 times slower:
+//! half of the memory would have to arrive in a quarter of the time.
 
 /// Defines the module `int8_attention` for one instruction set. `registers` is its module in
 /// `registers.rs`. The numbers set how many sums stay in registers:
@@ -18,15 +19,16 @@
 /// - `pages`: how many pages of keys are multiplied at a time.
 /// - `value_chunks`: how many chunks of sixteen values are added up at a time.
 ///
-/// `prefetched_lines` are the cache lines that a step of each product prefetches. All steps of a
-/// span prefetch about as many lines as a span has.
+/// `prefetched_lines` are the cache lines that are prefetched in a step of the products with keys,
+/// four times for each row of weights, and in a step of the sums of values. For four rows, these
+/// are about as many lines as a span has.
 macro_rules! int8_attention_kernels {
     (
         features: $features:literal,
         registers: $registers:ident,
         pages: [$($pages:literal)*],
         value_chunks: $value_chunks:literal,
-        prefetched_lines: [$score_lines:literal $value_lines:literal],
+        prefetched_lines: [$score_lines:literal $weight_lines:literal $value_lines:literal],
     ) => {
         mod int8_attention {
             use crate::attention::{AttentionRow, AttentionState, Span};
@@ -47,6 +49,9 @@ macro_rules! int8_attention_kernels {
             /// Cache lines that a step of the products with keys prefetches.
             const SCORE_LINES: usize = $score_lines;
 
+            /// Cache lines that are prefetched at each part of the weighing of a row.
+            const WEIGHT_LINES: usize = $weight_lines;
+
             /// Cache lines that a step of the sums of values prefetches.
             const VALUE_LINES: usize = $value_lines;
 
@@ -58,7 +63,8 @@ macro_rules! int8_attention_kernels {
                 let mut later = LaterPages::new(span.next);
                 state.quantize_queries();
                 score_span(pages, &mut later, state);
-                state.weigh_int8_span(span, &SpanScales::of(span.pages, 1.0));
+                let scales = SpanScales::of(span.pages, 1.0);
+                state.weigh_int8_span(span, &scales, || later.step(WEIGHT_LINES));
                 sum_span(pages, &mut later, state);
             }
 
