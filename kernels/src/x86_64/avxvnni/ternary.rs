@@ -16,9 +16,6 @@ use crate::x86_64::{for_each_tile, four_activations, prefetch_step, rolled};
 /// an activation and a mask just fit into the sixteen registers.
 const TILE_TOKENS: usize = 6;
 
-/// Tokens of a tile if there are groups: more lose more to the short loops than they gain.
-const GROUPED_TILE_TOKENS: usize = 4;
-
 /// The sums of 16 rows and T tokens, `[token][s][rows 0..8, 8..16]`. Of few tokens, several fields
 /// of a byte are multiplied where they are, as 4^s · code, each into a sum of its own that is
 /// shifted at the end. That saves shifts, and gives the dot-product instruction the eight sums that
@@ -89,10 +86,10 @@ fn multiply_half<const T: usize, const S: usize>(
             add_step::<T, S, false>(step, half, of_step, &mut sums);
         }
     } else {
-        add_field::<T, S, 0>(panel, half, rows, &mut sums);
-        add_field::<T, S, 1>(panel, half, rows, &mut sums);
-        add_field::<T, S, 2>(panel, half, rows, &mut sums);
-        add_field::<T, S, 3>(panel, half, rows, &mut sums);
+        add_field::<T, S, 0, false>(panel, half, rows, &mut sums);
+        add_field::<T, S, 1, false>(panel, half, rows, &mut sums);
+        add_field::<T, S, 2, false>(panel, half, rows, &mut sums);
+        add_field::<T, S, 3, false>(panel, half, rows, &mut sums);
     }
     let out = out.as_chunks_mut::<PANEL_ROWS>().0;
     for ((sums, &factor), out) in sums.into_iter().zip(&factors[first..]).zip(out) {
@@ -102,7 +99,7 @@ fn multiply_half<const T: usize, const S: usize>(
     }
 }
 
-/// Multiplies up to four tokens at a time by the rows of some panels with groups.
+/// Multiplies up to six tokens at a time by the rows of some panels with groups.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub(crate) fn grouped_matmul(
     weights: &TernaryMatrix,
@@ -113,9 +110,9 @@ pub(crate) fn grouped_matmul(
 ) {
     let steps = weights.group().map_or(0, GroupSize::columns) / TWO_BIT_COLUMNS;
     let (tokens, x) = (x.activations.tokens(), x.slices());
-    for_each_tile::<_, GROUPED_TILE_TOKENS>(panels, tokens, out, |panel, tokens, out| {
+    for_each_tile::<_, TILE_TOKENS>(panels, tokens, out, |panel, tokens, out| {
         let panel = weights.panel(panel);
-        by_tokens!(tokens.len(), [1 2 3 4], T, S => {
+        by_tokens!(tokens.len(), [1 2 3 4 5 6], T, S => {
             by_count!(steps, [4 8 16], N => {
                 for half in 0..PANEL_BLOCKS {
                     multiply_records::<T, S, N>(panel, half, x, tokens.start, out)
@@ -160,13 +157,28 @@ fn multiply_records<const T: usize, const S: usize, const N: usize>(
             sums[t] = minus_sum(tokens[t].sums[group]);
         }
         let steps: &[_; N] = record.steps.first_chunk().expect("steps of a group");
-        let count = if T == 1 { rolled(N) } else { N };
-        for (b, step) in steps[..count].iter().enumerate() {
-            let mut of_step = [&[0; TWO_BIT_COLUMNS]; T];
-            for t in 0..T {
-                of_step[t] = &of_group[t][b];
+        if T <= 4 {
+            // Four tokens fit into the registers either way, and this is faster for short groups.
+            let count = if T == 1 { rolled(N) } else { N };
+            for (b, step) in steps[..count].iter().enumerate() {
+                let mut of_step = [&[0; TWO_BIT_COLUMNS]; T];
+                for t in 0..T {
+                    of_step[t] = &of_group[t][b];
+                }
+                add_step::<T, S, true>(step, half, of_step, &mut sums);
             }
-            add_step::<T, S, true>(step, half, of_step, &mut sums);
+        } else {
+            // An unrolled loop over a few steps is reordered until the sums leave their registers.
+            let count = if N < 16 { rolled(N) } else { N };
+            let steps = &steps[..count];
+            let mut rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = [&[]; T];
+            for t in 0..T {
+                rows[t] = &of_group[t][..count];
+            }
+            add_field::<T, S, 0, true>(steps, half, rows, &mut sums);
+            add_field::<T, S, 1, true>(steps, half, rows, &mut sums);
+            add_field::<T, S, 2, true>(steps, half, rows, &mut sums);
+            add_field::<T, S, 3, true>(steps, half, rows, &mut sums);
         }
         let scales = widen(&record.scales[half]);
         for (t, out) in out.iter_mut().enumerate() {
@@ -183,8 +195,8 @@ fn multiply_records<const T: usize, const S: usize, const N: usize>(
 
 /// Adds the products of 16 rows of a step and T tokens, whose activations are `rows`.
 ///
-/// This is compiled for matrices with groups and without. So it has one caller each, and the
-/// compiler inlines it, whatever its size.
+/// This and [`add_field`] are compiled for matrices with groups and without. So they have one
+/// caller each, and the compiler inlines them, whatever their size.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 #[inline]
 fn add_step<const T: usize, const S: usize, const GROUPED: bool>(
@@ -224,7 +236,7 @@ fn add_step<const T: usize, const S: usize, const GROUPED: bool>(
 /// the registers.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 #[inline]
-fn add_field<const T: usize, const S: usize, const F: usize>(
+fn add_field<const T: usize, const S: usize, const F: usize, const GROUPED: bool>(
     steps: &[[Block; PANEL_BLOCKS]],
     half: usize,
     rows: [&[[i8; TWO_BIT_COLUMNS]]; T],
