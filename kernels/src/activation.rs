@@ -214,14 +214,6 @@ impl QuantizedActivations {
         &self.values[..self.tokens * self.stride()][token * self.stride()..][..self.stride()]
     }
 
-    /// Returns a token's quantized activations in one group.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-    #[inline(always)]
-    pub(crate) fn group_row(&self, token: usize, group: usize) -> &[i8] {
-        let columns = self.group.map_or(self.columns, GroupSize::columns);
-        &self.padded_row(token)[group * columns..][..columns]
-    }
-
     fn stride(&self) -> usize {
         stride(self.columns)
     }

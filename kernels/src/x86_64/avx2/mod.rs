@@ -11,14 +11,16 @@ use super::registers::avx2::{FloatPair, load_bytes};
 use super::registers::prefetch;
 use crate::row_kernels::row_kernels;
 
+mod grouped;
 mod int8;
 mod ternary;
 
 pub(crate) use attention::{attention_span, probe_f32, store_f16};
 pub(crate) use dense::{dense_dots, dense_matmul, dense_row};
+pub(crate) use grouped::grouped_matmul;
 pub(crate) use int8::int8_matmul;
 pub(crate) use int8_attention::int8_attention_span;
-pub(crate) use ternary::{grouped_matmul, ternary_matmul};
+pub(crate) use ternary::ternary_matmul;
 
 row_kernels! { #[target_feature(enable = "avx2,fma,f16c")] }
 

@@ -13,12 +13,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::int8::store_sums;
 use crate::activation::ScaledActivations;
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
-use crate::groups::GroupScales;
 use crate::packing::TWO_BIT_COLUMNS;
 use crate::prefetch::PrefetchQueue;
 use crate::ternary::TernaryMatrix;
-use crate::x86_64::registers::avx2::{load_bytes, load_i32, store_i32, widen};
-use crate::x86_64::{blocks, four_activations, prefetch_rest, prefetch_step};
+use crate::x86_64::registers::avx2::{load_bytes, load_i32, store_i32};
+use crate::x86_64::{blocks, four_activations, prefetch_step};
 
 /// Blocks that are summed in 16 bits before they are widened. A block adds four products to each
 /// sum, each pair between −2 · 256 and 2 · 254. So the sums of 16 blocks are between −32,768 and
@@ -26,30 +25,21 @@ use crate::x86_64::{blocks, four_activations, prefetch_rest, prefetch_step};
 const NARROW_BLOCKS: usize = 16;
 
 /// Groups of four columns in a span of a panel: as many as are summed in 16 bits.
-const SPAN_FOURS: usize = NARROW_BLOCKS * TWO_BIT_COLUMNS / 4;
+pub(super) const SPAN_FOURS: usize = NARROW_BLOCKS * TWO_BIT_COLUMNS / 4;
 
 /// The codes of a span, one a byte: `[half of the panel][four columns][rows 0..8, 8..16]`.
-type SpanCodes = [[[__m256i; 2]; SPAN_FOURS]; PANEL_BLOCKS];
+pub(super) type SpanCodes = [[[__m256i; 2]; SPAN_FOURS]; PANEL_BLOCKS];
 
 /// What a tile of a span is multiplied by, and where its rows are in the panel.
 #[derive(Clone, Copy)]
 struct SpanTile<'a> {
     x: ScaledActivations<'a>,
-    /// The group that the span is, or `None` if the matrix has no groups.
-    group: Option<Group<'a>>,
     /// The first of the tile's tokens.
     token: usize,
     /// The first of the span's groups of four columns.
     four: usize,
     /// The half of the panel that has the tile's rows.
     half: usize,
-}
-
-/// One group of columns of a panel.
-#[derive(Clone, Copy)]
-struct Group<'a> {
-    index: usize,
-    scales: &'a GroupScales,
 }
 
 /// Multiplies all tokens by the rows of some panels.
@@ -74,66 +64,6 @@ pub(crate) fn ternary_matmul(
     }
 }
 
-/// Multiplies all tokens by the rows of some panels with groups.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn grouped_matmul(
-    weights: &TernaryMatrix,
-    panels: Range<usize>,
-    x: ScaledActivations<'_>,
-    out: &mut [f32],
-    _: &mut PrefetchQueue<'_, '_>,
-) {
-    let tokens = x.activations.tokens();
-    let mut codes = [[[_mm256_setzero_si256(); 2]; SPAN_FOURS]; PANEL_BLOCKS];
-    let shape = weights.record_shape();
-    for (panel, out) in panels.zip(out.chunks_exact_mut(tokens * PANEL_ROWS)) {
-        out.fill(0.0);
-        let sums = as_sums(out);
-        let mut four = 0;
-        for (index, record) in shape.records(weights.panel(panel)).enumerate() {
-            prefetch_rest(&record);
-            let group = Group {
-                index,
-                scales: record.scales,
-            };
-            match tokens {
-                1 => group_from_blocks::<1>(record.steps, x, group, sums),
-                2 => group_from_blocks::<2>(record.steps, x, group, sums),
-                _ => by_count!(4 * record.steps.len(), [16 32 64], K => {
-                    let start = (four, Some(group));
-                    add_span::<K>(record.steps, start, x, &mut codes, sums)
-                }),
-            }
-            four += 4 * record.steps.len();
-        }
-    }
-}
-
-/// Adds the products of a group and T tokens, straight from the blocks.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn group_from_blocks<const T: usize>(
-    steps: &[[Block; PANEL_BLOCKS]],
-    x: ScaledActivations<'_>,
-    group: Group<'_>,
-    out: &mut [i32],
-) {
-    // Plain loops, because the compiler does not inline closures here.
-    let mut rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = [&[]; T];
-    for (t, row) in rows.iter_mut().enumerate() {
-        let q = x.activations.group_row(t, group.index);
-        *row = &q.as_chunks().0[..steps.len()];
-    }
-    let narrow = narrow_sums::<T>(steps, rows);
-    for half in 0..PANEL_BLOCKS {
-        let mut sums = [[_mm256_setzero_si256(); 2]; T];
-        for (sums, narrow) in sums.iter_mut().zip(&narrow) {
-            *sums = narrow[half];
-        }
-        add_scaled(&sums, x, 0, group, half, out);
-    }
-}
-
 /// Multiplies the 32 rows of a panel by T tokens, straight from the blocks.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
@@ -154,12 +84,11 @@ fn from_blocks<const T: usize>(
     }
     for (index, steps) in panel.chunks(NARROW_BLOCKS).enumerate() {
         let rows = rows.map(|row| &row[index * NARROW_BLOCKS..][..steps.len()]);
-        let narrow = narrow_sums::<T>(steps, rows);
-        for t in 0..T {
-            for half in 0..PANEL_BLOCKS {
-                for part in 0..2 {
-                    let wide = _mm256_madd_epi16(narrow[t][half][part], ones);
-                    sums[t][half][part] = _mm256_add_epi32(sums[t][half][part], wide);
+        for half in 0..PANEL_BLOCKS {
+            let narrow = narrow_sums::<T>(steps, half, rows);
+            for (sums, narrow) in sums.iter_mut().zip(narrow) {
+                for (sum, narrow) in sums[half].iter_mut().zip(narrow) {
+                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(narrow, ones));
                 }
             }
         }
@@ -169,34 +98,30 @@ fn from_blocks<const T: usize>(
     scale_sums(factors, out);
 }
 
-/// Returns the sums over at most [`NARROW_BLOCKS`] steps, two 16-bit halves for each row:
-/// `[token][block][rows 0..8, 8..16]`.
+/// Returns the sums of 16 rows over at most [`NARROW_BLOCKS`] steps, two 16-bit halves for each:
+/// `[token][rows 0..8, 8..16]`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn narrow_sums<const T: usize>(
+pub(super) fn narrow_sums<const T: usize>(
     steps: &[[Block; PANEL_BLOCKS]],
+    half: usize,
     rows: [&[[i8; TWO_BIT_COLUMNS]]; T],
-) -> [[[__m256i; 2]; PANEL_BLOCKS]; T] {
+) -> [[__m256i; 2]; T] {
     let mask = _mm256_set1_epi8(3);
-    let mut sums = [[[_mm256_setzero_si256(); 2]; PANEL_BLOCKS]; T];
+    let mut sums = [[_mm256_setzero_si256(); 2]; T];
     for (b, step) in steps.iter().enumerate() {
-        let mut packed = [load_bytes(&step[0].0), load_bytes(&step[1].0)];
-        prefetch_step(step);
+        let mut packed = load_bytes(&step[half].0);
+        if half == 0 {
+            prefetch_step(step);
+        }
         for f in 0..4 {
-            let mut codes = packed;
-            for half in 0..PANEL_BLOCKS {
-                for part in 0..2 {
-                    codes[half][part] = _mm256_and_si256(packed[half][part], mask);
-                    packed[half][part] = _mm256_srli_epi32::<2>(packed[half][part]);
-                }
-            }
+            let codes = packed.map(|packed| _mm256_and_si256(packed, mask));
+            packed = packed.map(|packed| _mm256_srli_epi32::<2>(packed));
             for t in 0..T {
                 let q = _mm256_set1_epi32(four_activations(&rows[t][b], f));
-                for half in 0..PANEL_BLOCKS {
-                    for part in 0..2 {
-                        let pairs = _mm256_maddubs_epi16(codes[half][part], q);
-                        sums[t][half][part] = _mm256_add_epi16(sums[t][half][part], pairs);
-                    }
+                for part in 0..2 {
+                    let pairs = _mm256_maddubs_epi16(codes[part], q);
+                    sums[t][part] = _mm256_add_epi16(sums[t][part], pairs);
                 }
             }
         }
@@ -219,16 +144,11 @@ fn by_spans(
     }
     let (spans, rest) = panel.as_chunks::<NARROW_BLOCKS>();
     for (i, span) in spans.iter().enumerate() {
-        add_span::<SPAN_FOURS>(span, (i * SPAN_FOURS, None), x, codes, out);
+        add_span::<SPAN_FOURS>(span, i * SPAN_FOURS, x, codes, out);
     }
     for (i, step) in rest.as_chunks::<1>().0.iter().enumerate() {
-        add_span::<4>(
-            step,
-            (spans.len() * SPAN_FOURS + 4 * i, None),
-            x,
-            codes,
-            out,
-        );
+        let four = spans.len() * SPAN_FOURS + 4 * i;
+        add_span::<4>(step, four, x, codes, out);
     }
     scale_sums(x.factors, out);
 }
@@ -252,13 +172,13 @@ fn scale_sums(factors: &[f32], sums: &mut [i32]) {
     }
 }
 
-/// Adds the products of K times four columns and all tokens. `start` is the number of times four
-/// columns before the span, and the group that the span is.
+/// Adds the products of K times four columns and all tokens. `four` times four columns are before
+/// the span.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn add_span<const K: usize>(
     span: &[[Block; PANEL_BLOCKS]],
-    (four, group): (usize, Option<Group<'_>>),
+    four: usize,
     x: ScaledActivations<'_>,
     codes: &mut SpanCodes,
     out: &mut [i32],
@@ -270,7 +190,6 @@ fn add_span<const K: usize>(
             let codes = codes.first_chunk_mut::<K>().expect("room for a span");
             let tile = SpanTile {
                 x,
-                group,
                 token: tokens.start,
                 four,
                 half,
@@ -301,23 +220,14 @@ fn add_first_tile<const T: usize, const K: usize>(
 ) {
     let span = &span[..K / 4];
     let rows = fours_of::<T, K>(tile);
-    let mask = _mm256_set1_epi8(3);
     let mut sums = [[_mm256_setzero_si256(); 2]; T];
     for f in 0..4 {
         for k in (f..K).step_by(4) {
-            codes[k] = load_bytes(&span[k / 4][tile.half].0).map(|packed| {
-                let field = match f {
-                    0 => packed,
-                    1 => _mm256_srli_epi32::<2>(packed),
-                    2 => _mm256_srli_epi32::<4>(packed),
-                    _ => _mm256_srli_epi32::<6>(packed),
-                };
-                _mm256_and_si256(field, mask)
-            });
+            codes[k] = unpack(&span[k / 4][tile.half], f);
             add_pairs(&mut sums, codes[k], rows.map(|row| row[k]));
         }
     }
-    add_sums(&sums, tile, out);
+    add_wide(&sums, tile.half, out);
 }
 
 /// Adds the products of 16 rows of a span and T tokens.
@@ -333,7 +243,7 @@ fn add_tile<const T: usize, const K: usize>(
     for k in 0..K {
         add_pairs(&mut sums, codes[k], rows.map(|row| row[k]));
     }
-    add_sums(&sums, tile, out);
+    add_wide(&sums, tile.half, out);
 }
 
 /// Loads K groups of four activations for each of T tokens.
@@ -347,10 +257,26 @@ fn fours_of<const T: usize, const K: usize>(tile: SpanTile<'_>) -> [&[[i8; 4]; K
     })
 }
 
+/// Returns the codes of a field of a block.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(super) fn unpack(block: &Block, field: usize) -> [__m256i; 2] {
+    let mask = _mm256_set1_epi8(3);
+    load_bytes(&block.0).map(|packed| {
+        let field = match field {
+            0 => packed,
+            1 => _mm256_srli_epi32::<2>(packed),
+            2 => _mm256_srli_epi32::<4>(packed),
+            _ => _mm256_srli_epi32::<6>(packed),
+        };
+        _mm256_and_si256(field, mask)
+    })
+}
+
 /// Adds pairs of products of 16 rows and T tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn add_pairs<const T: usize>(
+pub(super) fn add_pairs<const T: usize>(
     sums: &mut [[__m256i; 2]; T],
     codes: [__m256i; 2],
     fours: [[i8; 4]; T],
@@ -360,48 +286,6 @@ fn add_pairs<const T: usize>(
         for part in 0..2 {
             let pairs = _mm256_maddubs_epi16(codes[part], q);
             sums[t][part] = _mm256_add_epi16(sums[t][part], pairs);
-        }
-    }
-}
-
-/// Adds the sums of 16 rows and T tokens to the sums in `out`, which are floats if the matrix has
-/// groups.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn add_sums<const T: usize>(sums: &[[__m256i; 2]; T], tile: SpanTile<'_>, out: &mut [i32]) {
-    match tile.group {
-        None => add_wide(sums, tile.half, out),
-        Some(group) => add_scaled(sums, tile.x, tile.token, group, tile.half, out),
-    }
-}
-
-/// Widens the sums of 16 rows, one group and T tokens from `token` on, and adds them to the floats
-/// in `out`, each times the scale of its row and the factor of its token.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn add_scaled<const T: usize>(
-    sums: &[[__m256i; 2]; T],
-    x: ScaledActivations<'_>,
-    token: usize,
-    group: Group<'_>,
-    half: usize,
-    out: &mut [i32],
-) {
-    let ones = _mm256_set1_epi16(1);
-    let scales = widen(&group.scales[half]);
-    let (out, _) = out.as_chunks_mut::<PANEL_ROWS>();
-    let out = out.first_chunk_mut::<T>().expect("sums of T tokens");
-    for (t, (sums, out)) in sums.iter().zip(out).enumerate() {
-        let offset = _mm256_set1_epi32(x.activations.sums(token + t)[group.index]);
-        let factor = _mm256_set1_ps(x.factors_of(token + t)[group.index]);
-        let out = &mut out.as_chunks_mut::<BLOCK_ROWS>().0[half];
-        let parts = sums.iter().zip(scales).zip(out.as_chunks_mut().0);
-        for ((sum, scale), out) in parts {
-            let dot = _mm256_sub_epi32(_mm256_madd_epi16(*sum, ones), offset);
-            let dot = _mm256_cvtepi32_ps(dot);
-            let total = _mm256_castsi256_ps(load_i32(out));
-            let total = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, factor), total);
-            store_i32(_mm256_castps_si256(total), out);
         }
     }
 }
