@@ -77,6 +77,10 @@ impl Span<'_> {
     pub const NONE_HIDDEN: isize = isize::MIN / 2;
 }
 
+/// The parts into which [`AttentionState::weigh_int8_span`] divides its work on a row.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const PARTS_OF_WEIGHING: usize = 4;
+
 /// The values of one query, its products with the keys of a span, or its sums. The size is fixed,
 /// so that a kernel is compiled with known distances between rows.
 #[derive(Clone, Copy)]
@@ -340,7 +344,8 @@ impl AttentionState {
 
     /// Turns products of quantized queries into quantized weights, as
     /// [`AttentionState::weigh_span`] does. The weight of a key that a query does not see is zero,
-    /// up to the end of the pages. Calls `meanwhile` four times for each row, to prefetch.
+    /// up to the end of the pages. Calls `meanwhile`, which prefetches, [`PARTS_OF_WEIGHING`] times
+    /// for each row.
     #[inline(always)]
     pub(crate) fn weigh_int8_span(
         &mut self,

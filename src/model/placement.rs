@@ -267,9 +267,8 @@ impl Placement {
     ///
     /// The keys of a group are read once in each share that has a part of it. So the group of a
     /// token that is alone in its row is cut between spans, if the token sees several and at most
-    /// `max_spans`, and other groups between query heads. For a token and its drafts, that is
-    /// faster than a cut between spans (the 2B shape at depth 3,700, two workers: 45 and 43 tokens a
-    /// second): their products are limited by multiplication, not by memory.
+    /// `max_spans`, and other groups between query heads. The drafts after a token do not pay for a
+    /// cut between spans (`benches/record/engine.md`).
     pub(super) fn attention_shares(
         &self,
         kind: usize,

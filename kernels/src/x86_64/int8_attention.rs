@@ -9,9 +9,9 @@
 //! rows. For the later rows of a chunk, the lines are in the first-level cache.
 //!
 //! A span is computed faster than its memory arrives. So each span prefetches all of the next one,
-//! at an even pace, also while it weighs the keys, which takes a quarter of its time. The float
-//! kernels prefetch the values of a span during its first product. Here this was 1.4 times slower:
-//! half of the memory would have to arrive in a quarter of the time.
+//! at an even pace. With AVX-512, a quarter of the time goes into weighing the keys, so this part
+//! prefetches too. The float kernels prefetch the values of a span during its first product. Here
+//! this was 1.4 times slower: half of the memory would have to arrive in a quarter of the time.
 
 /// Defines the module `int8_attention` for one instruction set. `registers` is its module in
 /// `registers.rs`. The numbers set how many sums stay in registers:
@@ -19,9 +19,13 @@
 /// - `pages`: how many pages of keys are multiplied at a time.
 /// - `value_chunks`: how many chunks of sixteen values are added up at a time.
 ///
-/// `prefetched_lines` are the cache lines that are prefetched in a step of the products with keys,
-/// four times for each row of weights, and in a step of the sums of values. For four rows, these
-/// are about as many lines as a span has.
+/// `prefetched_lines` are cache lines that are prefetched:
+///
+/// - in a step of the products with keys;
+/// - while a span is weighed, for each chunk of sixteen values of a head;
+/// - in a step of the sums of values.
+///
+/// All together are about as many lines as a span has.
 macro_rules! int8_attention_kernels {
     (
         features: $features:literal,
@@ -31,7 +35,7 @@ macro_rules! int8_attention_kernels {
         prefetched_lines: [$score_lines:literal $weight_lines:literal $value_lines:literal],
     ) => {
         mod int8_attention {
-            use crate::attention::{AttentionRow, AttentionState, Span};
+            use crate::attention::{AttentionRow, AttentionState, PARTS_OF_WEIGHING, Span};
             use crate::elementwise::LANES;
             use crate::int8_rows::Int8Row;
             use crate::kv_geometry::{INT8_STEP, PAGE_TOKENS};
@@ -49,7 +53,7 @@ macro_rules! int8_attention_kernels {
             /// Cache lines that a step of the products with keys prefetches.
             const SCORE_LINES: usize = $score_lines;
 
-            /// Cache lines that are prefetched at each part of the weighing of a row.
+            /// Cache lines that weighing prefetches for each chunk of sixteen values of a head.
             const WEIGHT_LINES: usize = $weight_lines;
 
             /// Cache lines that a step of the sums of values prefetches.
@@ -64,7 +68,9 @@ macro_rules! int8_attention_kernels {
                 state.quantize_queries();
                 score_span(pages, &mut later, state);
                 let scales = SpanScales::of(span.pages, 1.0);
-                state.weigh_int8_span(span, &scales, || later.step(WEIGHT_LINES));
+                let lines = WEIGHT_LINES * state.head_dim() / LANES;
+                let lines = lines / (PARTS_OF_WEIGHING * state.rows().min(ROWS));
+                state.weigh_int8_span(span, &scales, || later.step(lines));
                 sum_span(pages, &mut later, state);
             }
 
@@ -169,7 +175,7 @@ macro_rules! int8_attention_kernels {
             }
 
             /// Adds up 16 · J weighted values of each of R rows, from chunk `first` on. Also
-            /// prefetches later keys.
+            /// prefetches later pages.
             #[target_feature(enable = $features)]
             #[inline]
             fn sum_chunks<const R: usize, const J: usize>(

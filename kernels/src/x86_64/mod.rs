@@ -62,11 +62,11 @@ fn prefetch_rest(record: &GroupRecord<'_>) {
     registers::prefetch(scales.wrapping_add(PREFETCH_BYTES));
 }
 
-/// Returns the number of steps of a loop, so that the compiler does not know it. Of a few steps, it
-/// unrolls all, and then some sums of one token do not stay in registers.
+/// Returns the number of steps of a loop, so that the compiler does not know it. The compiler
+/// unrolls a short loop of a known number, and then some sums leave their registers.
 #[inline(always)]
-fn rolled(steps: usize) -> usize {
-    std::hint::black_box(steps)
+fn rolled(count: usize) -> usize {
+    std::hint::black_box(count)
 }
 
 /// Divides `count` tokens (or heads) evenly into the fewest blocks of at most `max`.

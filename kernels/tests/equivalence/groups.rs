@@ -184,7 +184,7 @@ fn grouped_products_follow_the_definition() {
             let shape = Shape {
                 tokens: 1 + random.index(9),
                 rows: 1 + random.index(70),
-                groups: 1 + random.index(4),
+                groups: 1 + random.index(9),
                 size,
             };
             let case = GroupCase::random(&mut random, shape);
@@ -258,7 +258,7 @@ fn grouped_products_are_equal_for_every_number_of_tokens() {
             let shape = Shape {
                 tokens,
                 rows: 1 + random.index(40),
-                groups: 1 + random.index(3),
+                groups: 1 + random.index(9),
                 size,
             };
             GroupCase::random(&mut random, shape).check("a number of tokens");

@@ -1,7 +1,7 @@
 //! Products of two-bit weights with groups for AVX2.
 //!
-//! They are formed as in `ternary.rs`, but the sums of a group become floats, which are added up in
-//! the outputs.
+//! The products are formed as in `ternary.rs`. But the sums of each group become floats, which are
+//! added up in the outputs in ascending order.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -34,8 +34,8 @@ pub(crate) fn grouped_matmul(
         let (panel, out) = (weights.panel(panel), out.as_chunks_mut().0);
         by_count!(fours, [16 32 64], K => {
             match tokens {
-                1 => from_blocks::<1, K>(panel, x, out),
-                2 => from_blocks::<2, K>(panel, x, out),
+                1 => from_blocks::<1, 2, K>(panel, x, out),
+                2 => from_blocks::<2, 1, K>(panel, x, out),
                 _ => by_spans::<K>(panel, x, &mut codes, out),
             }
         });
@@ -47,7 +47,7 @@ const fn shape_of<const K: usize>() -> RecordShape {
     RecordShape::of_columns(Packing::TwoBit, 4 * K)
 }
 
-/// Takes T tokens from `first` on.
+/// Returns what T tokens from `first` on multiply groups of K times four columns by.
 #[inline(always)]
 fn tokens_of<const T: usize, const K: usize>(
     x: ActivationSlices<'_>,
@@ -60,10 +60,11 @@ fn tokens_of<const T: usize, const K: usize>(
     tokens
 }
 
-/// Multiplies the 32 rows of a panel by T tokens, straight from the blocks.
+/// Multiplies the 32 rows of a panel by T tokens, straight from the blocks, H halves of the panel
+/// at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn from_blocks<const T: usize, const K: usize>(
+fn from_blocks<const T: usize, const H: usize, const K: usize>(
     panel: &[Block],
     x: ActivationSlices<'_>,
     out: &mut [[f32; PANEL_ROWS]],
@@ -72,20 +73,23 @@ fn from_blocks<const T: usize, const K: usize>(
     let tokens = tokens_of::<T, K>(x, 0);
     for (group, record) in shape.records(panel).enumerate() {
         prefetch_rest(&record);
-        // Plain loops, because the compiler does not inline closures here.
+        // Not `from_fn`: it is compiled without these features, so it inlines no closure that has
+        // them.
         let mut rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = [&[]; T];
         for (row, token) in rows.iter_mut().zip(&tokens) {
             let values = &token.values[group * 4 * K..][..4 * K];
             *row = &values.as_chunks().0[..record.steps.len()];
         }
-        for half in 0..PANEL_BLOCKS {
-            // Of four unrolled steps, the compiler keeps too many sums.
-            let narrow = narrow_sums::<T>(&record.steps[..rolled(K / 4)], half, rows);
-            let scales = widen(&record.scales[half]);
-            for ((token, narrow), out) in tokens.iter().zip(&narrow).zip(&mut *out) {
-                let own = (token.sums[group], token.factors[group]);
-                let out = &mut out.as_chunks_mut::<BLOCK_ROWS>().0[half];
-                add_scaled(*narrow, scales, own, out);
+        let steps = &record.steps[..rolled(K / 4)];
+        for half in (0..PANEL_BLOCKS).step_by(H) {
+            let narrow = narrow_sums::<T, H>(steps, half, rows);
+            for h in 0..H {
+                let scales = widen(&record.scales[half + h]);
+                for ((token, narrow), out) in tokens.iter().zip(&narrow).zip(&mut *out) {
+                    let own = (token.sums[group], token.factors[group]);
+                    let out = &mut out.as_chunks_mut::<BLOCK_ROWS>().0[half + h];
+                    add_scaled(narrow[h], scales, own, out);
+                }
             }
         }
     }
@@ -143,7 +147,6 @@ fn add_tile<const T: usize, const K: usize, const UNPACKS: bool>(
             *row = &token.values.as_chunks::<4>().0.as_chunks().0[group + g];
         }
         let mut sums = [[_mm256_setzero_si256(); 2]; T];
-        // An unrolled loop is reordered until the sums leave their registers.
         let count = rolled(K);
         if UNPACKS {
             let steps = &record.steps[..K / 4];
@@ -168,7 +171,8 @@ fn add_tile<const T: usize, const K: usize, const UNPACKS: bool>(
 }
 
 /// Widens the sums of 16 rows, one group and one token, and adds them to the outputs, each times
-/// the scale of its row and the factor of the token. `sum` is the sum of the activations.
+/// the scale of its row and the factor of the token. `sum` is the sum of the token's activations in
+/// the group.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn add_scaled(

@@ -47,7 +47,7 @@ int8_attention_kernels! {
     registers: avx2,
     pages: [1],
     value_chunks: 1,
-    prefetched_lines: [1 4 1],
+    prefetched_lines: [1 8 1],
 }
 
 /// Reads all bytes into eight registers that do not depend on each other.

@@ -1,4 +1,4 @@
-//! Products of two-bit weights for AVX2.
+//! Products of two-bit weights without groups for AVX2. `grouped.rs` has the products with groups.
 //!
 //! Pairs of products are summed in 16 bits and widened before they can overflow. One or two tokens
 //! are multiplied straight from the blocks. For more tokens, a span of a panel is unpacked once and
@@ -55,8 +55,8 @@ pub(crate) fn ternary_matmul(
     let panels = panels.map(|panel| weights.panel(panel).as_chunks().0);
     let products = panels.zip(out.chunks_exact_mut(tokens * PANEL_ROWS));
     match tokens {
-        1 => products.for_each(|(panel, out)| from_blocks::<1>(panel, x, out)),
-        2 => products.for_each(|(panel, out)| from_blocks::<2>(panel, x, out)),
+        1 => products.for_each(|(panel, out)| from_blocks::<1, 2>(panel, x, out)),
+        2 => products.for_each(|(panel, out)| from_blocks::<2, 1>(panel, x, out)),
         _ => {
             let mut codes = [[[_mm256_setzero_si256(); 2]; SPAN_FOURS]; PANEL_BLOCKS];
             products.for_each(|(panel, out)| by_spans(panel, x, &mut codes, out));
@@ -64,10 +64,11 @@ pub(crate) fn ternary_matmul(
     }
 }
 
-/// Multiplies the 32 rows of a panel by T tokens, straight from the blocks.
+/// Multiplies the 32 rows of a panel by T tokens, straight from the blocks, H halves of the panel
+/// at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn from_blocks<const T: usize>(
+fn from_blocks<const T: usize, const H: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: ScaledActivations<'_>,
     out: &mut [f32],
@@ -84,11 +85,12 @@ fn from_blocks<const T: usize>(
     }
     for (index, steps) in panel.chunks(NARROW_BLOCKS).enumerate() {
         let rows = rows.map(|row| &row[index * NARROW_BLOCKS..][..steps.len()]);
-        for half in 0..PANEL_BLOCKS {
-            let narrow = narrow_sums::<T>(steps, half, rows);
+        for half in (0..PANEL_BLOCKS).step_by(H) {
+            let narrow = narrow_sums::<T, H>(steps, half, rows);
             for (sums, narrow) in sums.iter_mut().zip(narrow) {
-                for (sum, narrow) in sums[half].iter_mut().zip(narrow) {
-                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(narrow, ones));
+                let sums = sums[half..][..H].as_flattened_mut();
+                for (sum, narrow) in sums.iter_mut().zip(narrow.as_flattened()) {
+                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(*narrow, ones));
                 }
             }
         }
@@ -98,30 +100,39 @@ fn from_blocks<const T: usize>(
     scale_sums(factors, out);
 }
 
-/// Returns the sums of 16 rows over at most [`NARROW_BLOCKS`] steps, two 16-bit halves for each:
-/// `[token][rows 0..8, 8..16]`.
+/// Returns the sums over at most [`NARROW_BLOCKS`] steps of H halves of a panel from `half` on, in
+/// 16 bits, two for each row: `[token][half][rows 0..8, 8..16]`. The registers have room for the
+/// sums of one token and two halves, or of two tokens and one half.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-pub(super) fn narrow_sums<const T: usize>(
+pub(super) fn narrow_sums<const T: usize, const H: usize>(
     steps: &[[Block; PANEL_BLOCKS]],
     half: usize,
     rows: [&[[i8; TWO_BIT_COLUMNS]]; T],
-) -> [[__m256i; 2]; T] {
+) -> [[[__m256i; 2]; H]; T] {
     let mask = _mm256_set1_epi8(3);
-    let mut sums = [[_mm256_setzero_si256(); 2]; T];
+    let mut sums = [[[_mm256_setzero_si256(); 2]; H]; T];
     for (b, step) in steps.iter().enumerate() {
-        let mut packed = load_bytes(&step[half].0);
+        let mut packed = [[_mm256_setzero_si256(); 2]; H];
+        for h in 0..H {
+            packed[h] = load_bytes(&step[half + h].0);
+        }
         if half == 0 {
             prefetch_step(step);
         }
         for f in 0..4 {
-            let codes = packed.map(|packed| _mm256_and_si256(packed, mask));
-            packed = packed.map(|packed| _mm256_srli_epi32::<2>(packed));
+            let mut codes = packed;
+            for h in 0..H {
+                codes[h] = packed[h].map(|packed| _mm256_and_si256(packed, mask));
+                packed[h] = packed[h].map(|packed| _mm256_srli_epi32::<2>(packed));
+            }
             for t in 0..T {
                 let q = _mm256_set1_epi32(four_activations(&rows[t][b], f));
-                for part in 0..2 {
-                    let pairs = _mm256_maddubs_epi16(codes[part], q);
-                    sums[t][part] = _mm256_add_epi16(sums[t][part], pairs);
+                for h in 0..H {
+                    for part in 0..2 {
+                        let pairs = _mm256_maddubs_epi16(codes[h][part], q);
+                        sums[t][h][part] = _mm256_add_epi16(sums[t][h][part], pairs);
+                    }
                 }
             }
         }

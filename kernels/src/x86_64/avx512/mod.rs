@@ -53,7 +53,7 @@ int8_attention_kernels! {
     registers: avx512,
     pages: [4 2 1],
     value_chunks: 2,
-    prefetched_lines: [2 18 2],
+    prefetched_lines: [2 36 2],
 }
 
 /// Returns the start of the sums of T tokens: a code is the weight plus `offset`, so the sum of

@@ -23,7 +23,7 @@ int8_attention_kernels! {
     registers: avxvnni,
     pages: [1],
     value_chunks: 1,
-    prefetched_lines: [1 4 1],
+    prefetched_lines: [1 8 1],
 }
 
 /// Computes twelve independent sums of register operands, each of 32 multiplications and as many

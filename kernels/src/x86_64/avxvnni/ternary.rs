@@ -158,7 +158,8 @@ fn multiply_records<const T: usize, const S: usize, const N: usize>(
         }
         let steps: &[_; N] = record.steps.first_chunk().expect("steps of a group");
         if T <= 4 {
-            // Four tokens fit into the registers either way, and this is faster for short groups.
+            // Step by step, the sums of four tokens fit too. Field by field, groups of 64 and 128
+            // are slower.
             let count = if T == 1 { rolled(N) } else { N };
             for (b, step) in steps[..count].iter().enumerate() {
                 let mut of_step = [&[0; TWO_BIT_COLUMNS]; T];
@@ -168,7 +169,7 @@ fn multiply_records<const T: usize, const S: usize, const N: usize>(
                 add_step::<T, S, true>(step, half, of_step, &mut sums);
             }
         } else {
-            // An unrolled loop over a few steps is reordered until the sums leave their registers.
+            // A loop over sixteen steps stays a loop.
             let count = if N < 16 { rolled(N) } else { N };
             let steps = &steps[..count];
             let mut rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = [&[]; T];
@@ -195,8 +196,8 @@ fn multiply_records<const T: usize, const S: usize, const N: usize>(
 
 /// Adds the products of 16 rows of a step and T tokens, whose activations are `rows`.
 ///
-/// This and [`add_field`] are compiled for matrices with groups and without. So they have one
-/// caller each, and the compiler inlines them, whatever their size.
+/// `GROUPED` only makes a copy of this function and of [`add_field`] for each of the callers: the
+/// compiler inlines a function of one caller, whatever its size.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 #[inline]
 fn add_step<const T: usize, const S: usize, const GROUPED: bool>(
@@ -229,10 +230,10 @@ fn add_step<const T: usize, const S: usize, const GROUPED: bool>(
     }
 }
 
-/// Adds the products of field F of 16 rows of a panel and T tokens.
+/// Adds the products of field F of 16 rows of some steps and T tokens.
 ///
-/// The panel is read once for each field. After the first pass, it is in the first-level cache. A
-/// pass keeps fewer unpacked weights than [`add_step`] does, so the sums of more tokens fit into
+/// The steps are read once for each field. After the first pass, they are in the first-level cache.
+/// A pass keeps fewer unpacked weights than [`add_step`] does, so the sums of more tokens fit into
 /// the registers.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 #[inline]
