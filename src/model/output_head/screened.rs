@@ -8,6 +8,9 @@
 //! logits matter only in the sum of all exponentials, or if such a token is sampled by chance or
 //! lifted by a bias; then its 8-bit logit counts.
 //!
+//! A pass in fewer bits before these two, with a proven bound of each row's error, was measured and
+//! left out (`benches/README.md`, "The head in two stages").
+//!
 //! Invariant: which rows of a token are exact depends on that token's first pass alone. Of equal
 //! logits, the lower rows are exact.
 
