@@ -326,3 +326,19 @@ pub struct QuantizedTokenMut<'a> {
     pub(crate) scales: &'a mut [f32],
     pub(crate) sums: &'a mut [i32],
 }
+
+impl QuantizedTokenMut<'_> {
+    /// Returns the quantized values.
+    pub fn values(&self) -> &[i8] {
+        self.values
+    }
+
+    /// Returns the scale: value ≈ q / scale.
+    ///
+    /// # Panics
+    /// If there are groups, which have scales of their own.
+    pub fn scale(&self) -> f32 {
+        assert_eq!(self.scales.len(), 1, "scales of a token without groups");
+        self.scales[0]
+    }
+}

@@ -17,6 +17,7 @@ use crate::block::PANEL_ROWS;
 use crate::delta::{DELTA_COLUMNS, DeltaUpdate};
 use crate::dense::DenseMatrix;
 use crate::elementwise::PanelScales;
+use crate::four_bit::FourBitMatrix;
 use crate::int8::Int8Matrix;
 use crate::isa::Isa;
 use crate::kv_dtype::KvDtype;
@@ -60,6 +61,8 @@ struct KernelTable {
         &mut PrefetchQueue<'_, '_>,
     ),
     int8_matmul: unsafe fn(&Int8Matrix, Range<usize>, &QuantizedActivations, &mut [i32]),
+    four_bit_matmul: unsafe fn(&FourBitMatrix, Range<usize>, &QuantizedActivations, &mut [i32]),
+    rounded_dot: unsafe fn(&[f32], f32, &[i8]) -> i32,
     scale_panel: unsafe fn(&[i32], PanelScales<'_>, &mut [f32], &mut [f32]),
     dense_dots: unsafe fn(&DenseMatrix, &[u32], &[f32], &mut [f32]),
     dense_matmul: unsafe fn(&DenseMatrix, Range<usize>, &[f32], usize, &mut [f32]),
@@ -96,6 +99,8 @@ macro_rules! table_of {
             ternary_matmul: $isa::ternary_matmul,
             grouped_matmul: $isa::grouped_matmul,
             int8_matmul: $isa::int8_matmul,
+            four_bit_matmul: $isa::four_bit_matmul,
+            rounded_dot: $isa::rounded_dot,
             scale_panel: $isa::scale_panel,
             dense_dots: $isa::dense_dots,
             dense_matmul: $isa::dense_matmul,
@@ -148,6 +153,7 @@ static AVX_VNNI: KernelTable = KernelTable {
     ternary_matmul: avxvnni::ternary_matmul,
     grouped_matmul: avxvnni::grouped_matmul,
     int8_matmul: avxvnni::int8_matmul,
+    four_bit_matmul: avxvnni::four_bit_matmul,
     attention_span: {
         let mut spans = AVX2.attention_span;
         spans[KvDtype::Int8 as usize] = avxvnni::int8_attention_span;
@@ -288,6 +294,36 @@ impl Kernels {
         if !out.is_empty() {
             call!(self.int8_matmul(weights, panels, x, out));
         }
+    }
+
+    /// Multiplies all tokens by the rows of `panels`, exactly, without the scales of the rows.
+    /// `out` is panel-major, `[panel of the range][token][32]`. What it has for rows that only fill
+    /// the last panel is unspecified.
+    pub fn four_bit_matmul(
+        &self,
+        weights: &FourBitMatrix,
+        panels: Range<usize>,
+        x: &QuantizedActivations,
+        out: &mut [i32],
+    ) {
+        assert_product(&panels, weights.panels(), x.tokens(), out);
+        assert_columns(x.columns(), weights.columns());
+        assert_eq!(x.group(), None, "groups of activations of 4-bit weights");
+        if !out.is_empty() {
+            call!(self.four_bit_matmul(weights, panels, x, out));
+        }
+    }
+
+    /// Multiplies the quantized activations `q` of a token by a row of floats, exactly, after
+    /// rounding the row to multiples of `step` as an [`Int8Matrix`] does: the sum that
+    /// [`Kernels::int8_matmul`] computes if `step` is the scale of the row.
+    ///
+    /// # Panics
+    /// If the lengths differ, or exceed [`Int8Matrix::MAX_COLUMNS`].
+    pub fn rounded_dot(&self, weights: &[f32], step: f32, q: &[i8]) -> i32 {
+        assert_columns(q.len(), weights.len());
+        assert!(q.len() <= Int8Matrix::MAX_COLUMNS, "sums fit an i32");
+        call!(self.rounded_dot(weights, step, q))
     }
 
     /// Turns the sums of one panel, `[token][32]`, into floats: `out = sum · (row scale · token

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
-use crate::elementwise::{ROUND, largest_magnitude};
+use crate::elementwise::{LANES, ROUND, largest_magnitude};
 use crate::huge::HugeSlice;
 
 /// Columns of a block.
@@ -98,6 +98,14 @@ impl Int8Matrix {
         })
     }
 
+    /// Rounds the weights of a row whose scale is `step` to what a matrix stores for them.
+    pub fn round(weights: &mut [f32], step: f32) {
+        let per_step = per_step(step);
+        for weight in weights {
+            *weight = (shifted(*weight * per_step) - ROUND) * step;
+        }
+    }
+
     /// Returns one weight, without the scale of its row.
     ///
     /// # Panics
@@ -138,6 +146,11 @@ impl Int8PanelMut<'_> {
         self.rows.clone()
     }
 
+    /// Returns the scales of the rows.
+    pub fn scales(&self) -> &[f32] {
+        self.scales
+    }
+
     /// Sets a row of the matrix (an absolute index). Each weight is rounded to the nearest of 255
     /// equal steps from −max|w| to max|w|.
     ///
@@ -152,8 +165,7 @@ impl Int8PanelMut<'_> {
         assert_eq!(weights.len(), self.columns, "weights of a row");
         let row = row - self.rows.start;
         let step = largest_magnitude(weights) / 127.0;
-        // If all weights are (almost) zero, the step is too small to divide by.
-        let per_step = if step.is_normal() { 1.0 / step } else { 0.0 };
+        let per_step = per_step(step);
         self.scales[row] = step;
         let blocks = self.blocks[row / BLOCK_ROWS..].iter_mut();
         let mut lanes = blocks
@@ -173,16 +185,55 @@ impl Int8PanelMut<'_> {
     }
 }
 
+/// Returns by what weights are multiplied to get steps. If all weights are (almost) zero, the step
+/// is too small to divide by.
+#[inline(always)]
+fn per_step(step: f32) -> f32 {
+    if step.is_normal() { 1.0 / step } else { 0.0 }
+}
+
+/// Computes `Σ rounded(weight / step) · q` exactly. Sums of up to 512 products of at most
+/// 127 · 128 are exact in f32.
+#[inline(always)]
+pub(crate) fn rounded_dot(weights: &[f32], step: f32, q: &[i8]) -> i32 {
+    const EXACT_PRODUCTS: usize = 512;
+    let per_step = per_step(step);
+    let mut sum = 0;
+    let parts = weights.chunks(EXACT_PRODUCTS * LANES);
+    for (weights, q) in parts.zip(q.chunks(EXACT_PRODUCTS * LANES)) {
+        let (weights, weights_left) = weights.as_chunks::<LANES>();
+        let (q, q_left) = q.as_chunks::<LANES>();
+        let mut lanes = [0.0_f32; LANES];
+        for (weights, q) in weights.iter().zip(q) {
+            for lane in 0..LANES {
+                lanes[lane] += (shifted(weights[lane] * per_step) - ROUND) * f32::from(q[lane]);
+            }
+        }
+        sum += lanes.iter().map(|lane| *lane as i32).sum::<i32>();
+        let left = weights_left.iter().zip(q_left);
+        sum += left
+            .map(|(weight, q)| (shifted(weight * per_step) - ROUND) as i32 * i32::from(*q))
+            .sum::<i32>();
+    }
+    sum
+}
+
 /// Returns the byte of the nearest integer in −127..=127, ties to even.
+#[inline(always)]
+fn rounded(steps: f32) -> u8 {
+    shifted(steps).to_bits() as u8
+}
+
+/// Returns the nearest integer in −127..=127, ties to even, plus [`ROUND`].
 ///
 /// Floats near 1.5 · 2²³ are integers: the addition rounds, and its result has the integer in the
 /// lowest bits. `round_ties_even` would be a function call for each weight, because this is
 /// compiled for a CPU without a rounding instruction.
 #[inline(always)]
-fn rounded(steps: f32) -> u8 {
+fn shifted(steps: f32) -> f32 {
     let above = if steps > -127.0 { steps } else { -127.0 };
     let within = if above < 127.0 { above } else { 127.0 };
-    (within + ROUND).to_bits() as u8
+    within + ROUND
 }
 
 #[cfg(test)]

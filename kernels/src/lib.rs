@@ -7,6 +7,7 @@
 //! | `quantize`, `ternary_matmul` | int8 activations × ternary weights, exact | linear layers |
 //! | the same, with groups | exact in a group, f32 over the groups | the same, ternary `lm_head` |
 //! | `int8_matmul`, `scale_panel` | int8 activations × int8 weights, exact | screening `lm_head` |
+//! | `four_bit_matmul`, `rounded_dot` | int8 × 4-bit or rounded weights, exact | the same |
 //! | `dense_matmul`, `dense_dots`, `dense_row` | f32 × f16 or f32 | `lm_head`, embeddings |
 //! | `rms_norm`, `rope`, `relu2_gate`, `silu_gate` | f32 | single rows of a layer |
 //! | `store_kv`, `attention_span`, …, `attention_finish` | f32 × f16, bf16 or FP8 | attention |
@@ -52,6 +53,7 @@ mod delta;
 mod dense;
 mod dispatch;
 mod elementwise;
+mod four_bit;
 mod groups;
 mod hadamard;
 mod huge;
@@ -81,6 +83,7 @@ pub use delta::{DELTA_COLUMNS, DeltaUpdate};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::Kernels;
 pub use elementwise::PanelScales;
+pub use four_bit::{FourBitMatrix, FourBitPanelMut};
 pub use groups::{GroupSize, PartialGroup};
 pub use huge::HugeSlice;
 pub use int8::{Int8Matrix, Int8PanelMut};

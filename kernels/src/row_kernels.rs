@@ -1,7 +1,7 @@
 //! The kernels over single rows, compiled for one instruction set.
 //!
-//! `elementwise.rs`, `delta.rs`, `hadamard.rs`, `softmax.rs`, `attention.rs` and `kv_store.rs` hold
-//! their bodies, which are the same for all instruction sets.
+//! `elementwise.rs`, `int8.rs`, `delta.rs`, `hadamard.rs`, `softmax.rs`, `attention.rs` and
+//! `kv_store.rs` hold their bodies, which are the same for all instruction sets.
 
 /// Defines these kernels with the given attribute, which enables the instruction set.
 macro_rules! row_kernels {
@@ -20,6 +20,7 @@ macro_rules! row_kernels {
                 out: &mut [f32],
                 largest: &mut [f32]
             );
+            int8::rounded_dot(weights: &[f32], step: f32, q: &[i8]) -> i32;
             delta::delta_step(
                 state: &mut [f32],
                 update: $crate::DeltaUpdate<'_>,

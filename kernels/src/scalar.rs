@@ -11,6 +11,7 @@ use crate::attention::{AttentionState, ProductBuffers, Span};
 use crate::block::PANEL_ROWS;
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{LANES, sum_lanes};
+use crate::four_bit::FourBitMatrix;
 use crate::groups::GroupSize;
 use crate::int8::Int8Matrix;
 use crate::int8_rows::LOW_BITS;
@@ -114,18 +115,50 @@ pub(crate) fn int8_matmul(
     x: &QuantizedActivations,
     out: &mut [i32],
 ) {
+    int_matmul(
+        weights.rows(),
+        |row, k| weights.weight(row, k),
+        panels,
+        x,
+        out,
+    );
+}
+
+fn int_matmul(
+    rows: usize,
+    weight: impl Fn(usize, usize) -> i8,
+    panels: Range<usize>,
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
     for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
         out.fill(0);
         for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
-            let rows = panel * PANEL_ROWS..weights.rows();
-            for (out, row) in out.iter_mut().zip(rows) {
+            for (out, row) in out.iter_mut().zip(panel * PANEL_ROWS..rows) {
                 let products = x.row(token).iter().enumerate();
                 *out = products
-                    .map(|(k, &q)| i32::from(weights.weight(row, k)) * i32::from(q))
+                    .map(|(k, &q)| i32::from(weight(row, k)) * i32::from(q))
                     .sum();
             }
         }
     }
+}
+
+/// Computes `out[panel][token][row] = Σ weight(row, k) · q(token, k)` exactly, without the scales
+/// of the rows. Rows beyond the last are zero.
+pub(crate) fn four_bit_matmul(
+    weights: &FourBitMatrix,
+    panels: Range<usize>,
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
+    int_matmul(
+        weights.rows(),
+        |row, k| weights.weight(row, k),
+        panels,
+        x,
+        out,
+    );
 }
 
 /// Computes `out[panel][token][row] = Σ weight(row, k) · x(token, k)`. Lane k mod 16 adds up its

@@ -203,9 +203,12 @@ macro_rules! dense_kernels {
                 match weights.values() {
                     DenseValues::F32(all) => out.copy_from_slice(&all[values]),
                     DenseValues::F16(all) => {
-                        for (out, halves) in out.chunks_mut(LANES).zip(all[values].chunks(LANES)) {
-                            out.copy_from_slice(&lanes(widen(&padded(halves)))[..halves.len()]);
+                        let (out, rest) = out.as_chunks_mut();
+                        let (halves, halves_rest) = all[values].as_chunks();
+                        for (out, halves) in out.iter_mut().zip(halves) {
+                            *out = lanes(widen(halves));
                         }
+                        rest.copy_from_slice(&lanes(widen(&padded(halves_rest)))[..rest.len()]);
                     }
                 }
             }

@@ -6,6 +6,7 @@
 
 mod attention;
 mod dense;
+mod four_bit;
 mod groups;
 mod int8;
 mod logits;

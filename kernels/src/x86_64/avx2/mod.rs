@@ -11,12 +11,15 @@ use super::registers::avx2::{FloatPair, load_bytes};
 use super::registers::prefetch;
 use crate::row_kernels::row_kernels;
 
+mod four_bit;
 mod grouped;
 mod int8;
 mod ternary;
 
 pub(crate) use attention::{attention_span, probe_f32, store_f16};
 pub(crate) use dense::{dense_dots, dense_matmul, dense_row};
+pub(crate) use four_bit::four_bit_matmul;
+pub(super) use four_bit::{split_codes, store_odd_sums};
 pub(crate) use grouped::grouped_matmul;
 pub(crate) use int8::int8_matmul;
 pub(crate) use int8_attention::int8_attention_span;

@@ -14,6 +14,7 @@ use crate::block::PANEL_BLOCKS;
 use crate::row_kernels::row_kernels;
 
 pub(crate) mod five_trit;
+mod four_bit;
 mod grouped;
 mod int8;
 mod ternary;
@@ -21,6 +22,7 @@ mod two_bit;
 
 pub(crate) use attention::{attention_span, probe_f32, store_f16};
 pub(crate) use dense::{dense_dots, dense_matmul, dense_row};
+pub(crate) use four_bit::four_bit_matmul;
 pub(crate) use int8::int8_matmul;
 pub(crate) use int8_attention::int8_attention_span;
 pub(crate) use two_bit::{grouped_matmul, ternary_matmul};

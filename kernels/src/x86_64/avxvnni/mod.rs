@@ -11,9 +11,11 @@ use std::hint::black_box;
 
 use super::int8_attention::int8_attention_kernels;
 
+mod four_bit;
 mod int8;
 mod ternary;
 
+pub(crate) use four_bit::four_bit_matmul;
 pub(crate) use int8::int8_matmul;
 pub(crate) use int8_attention::int8_attention_span;
 pub(crate) use ternary::{grouped_matmul, ternary_matmul};
