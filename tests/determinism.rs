@@ -20,7 +20,7 @@ use sterna::engine::{
     GenerationRequest, Limits, LogitRows, Policy, SamplingParams, StreamEvent, TenantId, Unmasking,
 };
 use sterna::metrics::{Identity, Metrics};
-use sterna::model::{ExpertUse, KvStore, LoadOptions, Model};
+use sterna::model::{ExpertUse, HeadChoice, KvStore, LoadOptions, Model};
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, OwnDrafts, PAGE_TOKENS, StateLimits};
@@ -37,6 +37,8 @@ struct Seen {
     /// Passes that draft. The test may let them panic.
     drafting_passes: usize,
     drafting_panics: bool,
+    /// Steps, except the last, that computed only likely rows of the output head.
+    likely_steps: u64,
 }
 
 /// The demo model. While a test holds `gate`, no step begins its forward pass.
@@ -61,6 +63,14 @@ impl Forward for Recorded {
         Forward::new_kv_store(&self.model, limits)
     }
 
+    fn prepare(&mut self) -> bool {
+        Forward::prepare(&mut self.model)
+    }
+
+    fn want_largest(&mut self, wanted: &[u32]) {
+        Forward::want_largest(&mut self.model, wanted);
+    }
+
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
         drop(self.gate.lock().unwrap());
         let mut seen = self.seen.lock().unwrap();
@@ -75,6 +85,7 @@ impl Forward for Recorded {
         let drafts = batch.rows().iter().any(|row| row.block == u32::MAX);
         seen.drafting_passes += usize::from(drafts);
         let panics = drafts && seen.drafting_panics;
+        seen.likely_steps = self.model.likely_use().steps;
         drop(seen);
         assert!(!panics, "a pass that drafts");
         Forward::forward(&mut self.model, batch, kv_store)
@@ -222,6 +233,7 @@ fn start_model(
         max_step_tokens: limits.max_batch_tokens(),
         max_logits_rows: limits.max_logits(),
         exact_head_bytes: 0, // The screened head of large models.
+        head_choice: HeadChoice::LikelyRows,
         ..LoadOptions::new(Kernels::new(Isa::best()).unwrap(), threads)
     };
     let model = Model::load(source, options).unwrap();
@@ -480,6 +492,75 @@ fn chunked_prefill_gives_the_same_answers_as_whole_prefill() {
             chunked.seen.lock().unwrap().later_chunks > 10,
             "nothing was chunked"
         );
+    }
+}
+
+/// Requests of which some draws need the few largest logits only.
+fn narrow_requests() -> Vec<GenerationRequest> {
+    let requests = (0..6).map(|i| {
+        let request = request(2 * i, 10 + 40 * i as usize, 40);
+        let sampling = SamplingParams {
+            temperature: if i % 2 == 0 { 0.0 } else { 0.9 },
+            top_k: if i % 2 == 0 { 0 } else { 1 + 3 * i as u32 },
+            frequency_penalty: 0.0,
+            ..request.sampling
+        };
+        GenerationRequest {
+            sampling,
+            // Some forbid the tokens that end an answer.
+            min_new_tokens: if i % 3 == 0 {
+                request.max_new_tokens
+            } else {
+                0
+            },
+            stop_tokens: if i % 3 == 0 { vec![5, 9] } else { Vec::new() },
+            ..request
+        }
+    });
+    requests.collect()
+}
+
+/// Reads the tokens of the requests without log-probabilities, `at_once` of them at a time.
+#[tokio::main]
+async fn plain_tokens(server: &Server, at_once: usize) -> Vec<Vec<u32>> {
+    let mut answers = Vec::new();
+    for some in narrow_requests().chunks(at_once) {
+        let streams: Vec<_> = {
+            let _gate = server.gate.lock().unwrap();
+            let plain = some.iter().cloned().map(|mut request| {
+                request.sampling.logprobs = None;
+                request
+            });
+            plain.map(|request| server.submit(request)).collect()
+        };
+        for (mut stream, _) in streams {
+            stream.accepted().await.unwrap();
+            let mut tokens = Vec::new();
+            while let Some(StreamEvent::Token(token)) = stream.recv().await {
+                tokens.push(token.token);
+            }
+            answers.push(tokens);
+        }
+    }
+    answers
+}
+
+#[test]
+fn likely_rows_of_the_head_give_the_tokens_of_all_rows() {
+    for (threads, max_draft) in [(1, 0), (2, 3)] {
+        let (expected, _) = alone(narrow_requests(), ROOMY, 1);
+        let tokens = |answer: &Answer| answer.iter().map(|(token, ..)| *token).collect();
+        let expected: Vec<Vec<u32>> = expected.iter().map(tokens).collect();
+        let server = start_drafting(ROOMY, threads, max_draft);
+        // The engine builds the copy of the head between two requests.
+        let patience = Instant::now() + Duration::from_secs(60);
+        while server.seen.lock().unwrap().likely_steps == 0 {
+            assert_eq!(plain_tokens(&server, 1), expected);
+            assert!(Instant::now() < patience, "no step had likely rows");
+        }
+        for at_once in [1, 2, 3, 6] {
+            assert_eq!(plain_tokens(&server, at_once), expected, "{at_once}");
+        }
     }
 }
 

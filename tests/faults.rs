@@ -25,7 +25,7 @@ use sterna::engine::{
 };
 use sterna::fault::{Hook, Place, set_hook};
 use sterna::metrics::{Identity, Metrics};
-use sterna::model::{ComparedStage, KvStore, LoadOptions, Model, SelfTestError, toy};
+use sterna::model::{ComparedStage, HeadChoice, KvStore, LoadOptions, Model, SelfTestError, toy};
 use sterna::startup::serve;
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, StateLimits};
@@ -129,6 +129,14 @@ impl Forward for Watched {
         Forward::new_kv_store(&self.model, limits)
     }
 
+    fn prepare(&mut self) -> bool {
+        Forward::prepare(&mut self.model)
+    }
+
+    fn want_largest(&mut self, wanted: &[u32]) {
+        Forward::want_largest(&mut self.model, wanted);
+    }
+
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
         self.gate.pass();
         self.marked.lock().unwrap().look(batch);
@@ -148,6 +156,7 @@ fn start(threads: usize) -> Server {
     let kernels = Kernels::new(Isa::best()).unwrap();
     let options = LoadOptions {
         exact_head_bytes: 0, // The head that is screened in 8 bits first.
+        head_choice: HeadChoice::LikelyRows,
         ..LoadOptions::new(kernels, threads)
     };
     let model = Model::load(&SHAPE.in_memory(1), options).unwrap();

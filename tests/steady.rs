@@ -24,7 +24,7 @@ use sterna::engine::{
     Diffusion, Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams,
     StepOutcome, Unmasking,
 };
-use sterna::model::{KvStore, LoadOptions, Model, toy};
+use sterna::model::{HeadChoice, KvStore, LoadOptions, Model, toy};
 use sterna::text::TextFiles;
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_scheduler::{Batch, PAGE_TOKENS, StateLimits, TokenId};
@@ -67,6 +67,14 @@ impl Forward for JobsForAll {
 
     fn new_kv_store(&self, limits: &Limits) -> std::io::Result<KvStore> {
         Forward::new_kv_store(&self.0, limits)
+    }
+
+    fn prepare(&mut self) -> bool {
+        Forward::prepare(&mut self.0)
+    }
+
+    fn want_largest(&mut self, wanted: &[u32]) {
+        Forward::want_largest(&mut self.0, wanted);
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
@@ -118,6 +126,7 @@ fn model(
     let kernels = Kernels::new(Isa::best()).unwrap();
     let options = LoadOptions {
         exact_head_bytes,
+        head_choice: HeadChoice::LikelyRows,
         kv_dtype,
         ..LoadOptions::new(kernels, threads)
     };
@@ -174,6 +183,12 @@ fn check_blocks(mut model: JobsForAll, rules: Diffusion) {
 
 /// Fails if a steady step of `model` allocates.
 fn check(mut model: JobsForAll, case: &str) {
+    let sets = parameter_sets(model.vocabulary());
+    check_sets(&mut model, sets, case);
+}
+
+/// Checks sequences with these parameters. What makes steps faster is prepared before.
+fn check_sets(model: &mut JobsForAll, sets: Vec<SamplingParams>, case: &str) {
     let policy = Policy {
         max_draft: 0, // Checking draft tokens copies the history, which grows.
         ..Policy::default()
@@ -183,8 +198,7 @@ fn check(mut model: JobsForAll, case: &str) {
         states: model.0.config().recurrent.as_ref().map(|_| STATES),
         ..LIMITS
     };
-    let mut direct = Direct::new(&mut model, limits, policy);
-    let sets = parameter_sets(vocabulary);
+    let mut direct = Direct::new(model, limits, policy);
     let sequences = sets.len();
     for (index, params) in (0..).zip(sets) {
         let token = |i: usize| ((i * 7 + 31 * index) % vocabulary) as TokenId;
@@ -197,6 +211,7 @@ fn check(mut model: JobsForAll, case: &str) {
     while quiet < 3 * PAGE_TOKENS {
         let all_decode = step(&mut direct, sequences);
         quiet = if all_decode { quiet + 1 } else { 0 };
+        while direct.model().prepare() {}
     }
     let mut count = 0;
     for _ in 0..STEPS {
@@ -220,6 +235,14 @@ fn a_steady_step_allocates_nothing() {
         let model = model(&toy::source(), threads, exact_head_bytes, kv_dtype);
         let case = format!("{threads} threads, head {exact_head_bytes}, {kv_dtype}");
         check(model, &case);
+    }
+    // These draws need few logits. The first steps show which columns of the head are large.
+    for threads in [1, 2] {
+        let mut model = model(&toy::source(), threads, 0, KvDtype::F16);
+        let mut sets = vec![SamplingParams::greedy(); 3];
+        (sets[1].temperature, sets[1].top_k) = (0.8, 20);
+        check_sets(&mut model, sets, &format!("{threads} threads, likely rows"));
+        assert!(model.0.likely_use().steps >= STEPS as u64);
     }
     // The counts are of the whole process, so all cases are one test.
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use sterna_scheduler::{Batch, PAGE_TOKENS, Row, SequenceId, TokenId};
 
-use super::batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome};
+use super::batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome, largest_needed};
 use super::forward::Forward;
 use crate::fault::{self, Place};
 use crate::model::ExpertUse;
@@ -20,6 +20,7 @@ pub(super) struct BatchRunner<F: Forward> {
     model: F,
     kv_store: F::KvStore,
     sampler: BatchSampler,
+    wanted: Vec<u32>,     // The largest logits of each row that the draws need.
     drafting: Batch,      // The blocks of the pass that drafts.
     drafts: Vec<TokenId>, // Its result.
 }
@@ -28,6 +29,7 @@ impl<F: Forward> BatchRunner<F> {
     pub(super) fn new(model: F, kv_store: F::KvStore) -> BatchRunner<F> {
         BatchRunner {
             sampler: BatchSampler::new(model.vocabulary()),
+            wanted: Vec::new(),
             drafting: Batch::new(),
             drafts: Vec::new(),
             model,
@@ -61,6 +63,12 @@ impl<F: Forward> BatchRunner<F> {
         })
     }
 
+    /// Does the next part of the work that makes later steps faster. Returns whether there is more
+    /// to do.
+    pub(super) fn prepare(&mut self) -> bool {
+        self.model.prepare()
+    }
+
     /// Runs the forward pass of a batch whose logits are not wanted.
     pub(super) fn forward(&mut self, batch: &Batch) {
         drop(self.model.forward(batch, &mut self.kv_store));
@@ -73,6 +81,8 @@ impl<F: Forward> BatchRunner<F> {
         batch: &Batch,
         continuation: impl Fn(SequenceId) -> Continuation<'a> + Sync,
     ) -> Instant {
+        largest_needed(batch, &continuation, &mut self.wanted);
+        self.model.want_largest(&self.wanted);
         let mut logits = self.model.forward(batch, &mut self.kv_store);
         let forwarded = Instant::now();
         fault::pass(Place::BatchForwarded);

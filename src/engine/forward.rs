@@ -43,6 +43,16 @@ pub trait Forward: Send {
         Ok(false)
     }
 
+    /// Does the next part of the work that makes later steps faster, in about a millisecond.
+    /// Returns whether there is more to do. The engine calls this while it is idle.
+    fn prepare(&mut self) -> bool {
+        false
+    }
+
+    /// Says how many of the largest logits of each row the next step wants, the first if logits are
+    /// equal. The other logits may be lower then. Nothing wanted means all logits.
+    fn want_largest(&mut self, _wanted: &[u32]) {}
+
     /// Makes the batch's page copies, then computes its rows. The result has one row of logits for
     /// each token whose logits are wanted, in the order of the batch's rows and of their tokens.
     fn forward(&mut self, batch: &Batch, kv_store: &mut Self::KvStore) -> impl LogitRows;
@@ -112,6 +122,14 @@ impl<F: Forward> Forward for &mut F {
         F::take_memory(self, kv_store)
     }
 
+    fn prepare(&mut self) -> bool {
+        F::prepare(self)
+    }
+
+    fn want_largest(&mut self, wanted: &[u32]) {
+        F::want_largest(self, wanted);
+    }
+
     fn forward(&mut self, batch: &Batch, kv_store: &mut F::KvStore) -> impl LogitRows {
         F::forward(self, batch, kv_store)
     }
@@ -142,6 +160,14 @@ impl Forward for Model {
 
     fn take_memory(&self, kv_store: &mut KvStore) -> io::Result<bool> {
         kv_store.take_memory()
+    }
+
+    fn prepare(&mut self) -> bool {
+        Model::prepare(self)
+    }
+
+    fn want_largest(&mut self, wanted: &[u32]) {
+        Model::want_largest(self, wanted);
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {

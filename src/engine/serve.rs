@@ -576,6 +576,7 @@ impl<F: Forward> EngineThread<F> {
         while self.has_reserved_memory && !self.commands.is_ready() {
             self.has_reserved_memory = self.steps.runner.take_memory();
         }
+        while !self.commands.is_ready() && self.steps.runner.prepare() {}
         if let Some(recalibration) = &self.recalibration
             && self.drain_deadline.is_none()
         {

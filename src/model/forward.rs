@@ -15,7 +15,7 @@ use super::load::load_weights;
 use super::logits::{Logits, StepLogits};
 use super::mixture::{ExpertUse, Mixture, Routing};
 use super::options::LoadOptions;
-use super::output_head::OutputHead;
+use super::output_head::{LikelyUse, OutputHead};
 use super::placement::Placement;
 use super::pool::Pool;
 use super::profile::{Profile, Stage};
@@ -44,6 +44,8 @@ pub struct Model {
     memory: StepMemory,
     logits: Logits,
     max_logits_rows: usize,
+    /// How many of the largest logits of each row the next step wants; empty if all.
+    wanted: Vec<u32>,
     kv_dtype: KvDtype,
     profile: Profile,
 }
@@ -152,6 +154,7 @@ impl Model {
                 scratch,
             },
             max_logits_rows: options.max_logits_rows,
+            wanted: Vec::with_capacity(options.max_logits_rows),
             kv_dtype: options.kv_dtype,
             profile: Profile::new(),
         })
@@ -266,6 +269,26 @@ impl Model {
         }
     }
 
+    /// Says how many of the largest logits of each row the next step wants, the first if their
+    /// logits are equal. The other logits may be lower then. Nothing wanted means all logits.
+    pub fn want_largest(&mut self, wanted: &[u32]) {
+        self.wanted.clear();
+        self.wanted.extend_from_slice(wanted);
+    }
+
+    /// Returns how often only the likely rows of the output head were computed.
+    pub fn likely_use(&self) -> LikelyUse {
+        let head = self.weights.head.as_ref();
+        head.map_or(LikelyUse::default(), OutputHead::likely_use)
+    }
+
+    /// Does the next part of the work that makes later steps faster, in about a millisecond.
+    /// Returns whether there is more to do.
+    pub fn prepare(&mut self) -> bool {
+        let head = self.weights.head.as_mut();
+        head.is_some_and(|head| head.prepare(&mut self.workers))
+    }
+
     /// Computes a step: copies the pages that the batch asks for, writes the keys and values of the
     /// batch's tokens into `kv`, and returns the logits. Logits are in the order of the rows and of
     /// their tokens. A model without an output head returns logits of 0.
@@ -279,13 +302,16 @@ impl Model {
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> &Logits {
         // If a step panics, this memory is lost; the next step allocates it again.
         let mut residual = std::mem::take(&mut self.memory.residual);
+        let wanted = std::mem::take(&mut self.wanted);
         self.profile.begin();
         fault::pass(Place::ForwardBegun);
         self.embed(batch, &mut residual);
         self.run_layers(0..self.config.layers, &mut residual, batch, kv);
-        self.compute_logits(&residual);
+        self.compute_logits(&residual, &wanted);
         self.profile.end(Stage::Head);
         self.memory.residual = residual;
+        self.wanted = wanted;
+        self.wanted.clear();
         &self.logits
     }
 
@@ -448,8 +474,8 @@ impl Model {
     }
 
     /// Computes the logits: the output head on the normed hidden states of the tokens that get
-    /// logits.
-    pub(super) fn compute_logits(&mut self, hidden: &[f32]) {
+    /// logits. Of each row, the `wanted` largest are wanted, or all if `wanted` is empty.
+    pub(super) fn compute_logits(&mut self, hidden: &[f32], wanted: &[u32]) {
         let Model {
             weights, workers, ..
         } = self;
@@ -474,7 +500,7 @@ impl Model {
             norm.apply(kernels, &hidden[tokens[row] * width..][..width], normed);
             fault::pass_row(Place::HiddenNormed, row, normed);
         });
-        head.multiply(workers, inputs, logits);
+        head.multiply(workers, inputs, wanted, logits);
         fault::pass(Place::HeadMultiplied);
     }
 }

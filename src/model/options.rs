@@ -2,6 +2,17 @@
 
 use sterna_kernels::{Kernels, KvDtype};
 
+/// How the few largest logits of a screened output head are computed. Both ways give the same
+/// logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadChoice {
+    /// In the way that took less time before: all rows, or only the rows that can have these
+    /// logits.
+    Faster,
+    /// From likely rows whenever these are few enough, for checks.
+    LikelyRows,
+}
+
 /// How a model is loaded, and the limits of its steps.
 #[derive(Clone, Copy)]
 pub struct LoadOptions {
@@ -20,6 +31,8 @@ pub struct LoadOptions {
     /// The size from which on a float output head is screened: multiplied in 8 bits first, then the
     /// best rows of each token again from the floats.
     pub exact_head_bytes: usize,
+    /// How a screened head computes the largest logits.
+    pub head_choice: HeadChoice,
     /// The number format of keys and values.
     pub kv_dtype: KvDtype,
     /// Whether to show a progress bar while loading, if stderr is a terminal.
@@ -38,6 +51,7 @@ impl LoadOptions {
             max_logits_rows: 64,
             // Heads below this size cost little: about half of one fits a cache.
             exact_head_bytes: 16 << 20,
+            head_choice: HeadChoice::Faster,
             kv_dtype: KvDtype::F16,
             progress: false,
         }

@@ -202,7 +202,7 @@ impl Comparison<'_> {
             return Ok(());
         }
         let logits = self.both(ComparedStage::Head, |model, _| {
-            model.compute_logits(&hidden);
+            model.compute_logits(&hidden, &[]);
             let mut logits = vec![0.0; model.config().vocab];
             model.step_logits().logits().copy_row(0, &mut logits);
             logits

@@ -293,11 +293,25 @@ fn keep_likely(candidates: &mut Vec<Candidate>, max: f32, params: &SamplingParam
     }
 }
 
+/// Returns how many of the largest logits of a row a draw needs, if it needs no others: the first
+/// of a greedy draw, or those of top-k. A draw without top-k needs the sum over all tokens.
+pub(super) fn largest_needed(params: &SamplingParams) -> Option<u32> {
+    if params.logprobs.is_some() || change_logits(params) {
+        return None;
+    }
+    match params.top_k {
+        _ if params.temperature == 0.0 => Some(1),
+        0 => None,
+        top_k => Some(top_k),
+    }
+}
+
 fn changes_logits(context: &DrawContext<'_>) -> bool {
-    let params = context.params;
+    !context.forbidden.is_empty() || context.mask.is_some() || change_logits(context.params)
+}
+
+fn change_logits(params: &SamplingParams) -> bool {
     !params.logit_bias.is_empty()
-        || !context.forbidden.is_empty()
-        || context.mask.is_some()
         || params.repetition_penalty != 1.0
         || params.frequency_penalty != 0.0
         || params.presence_penalty != 0.0

@@ -562,3 +562,49 @@ fn a_mask_forbids_exactly_what_it_does_not_allow() {
         );
     }
 }
+
+/// A model may leave the other logits out, so that no draw may depend on them.
+#[test]
+fn a_draw_needs_only_the_largest_logits_that_it_says() {
+    let mut left_out = 0;
+    for seed in 0..400 {
+        let pick = |choice: u64, from: &[f32]| from[(mix(seed) >> choice) as usize % from.len()];
+        let logits = row(seed, 200);
+        let params = SamplingParams {
+            temperature: pick(0, &[0.0, 0.3, 1.0, 5.0]),
+            top_k: pick(8, &[0.0, 1.0, 5.0, 60.0, 200.0, 300.0]) as u32,
+            top_p: pick(16, &[1.0, 0.5]),
+            min_p: pick(24, &[0.0, 0.2]),
+            repetition_penalty: pick(32, &[1.0, 1.0, 1.0, 2.0]),
+            presence_penalty: pick(40, &[0.0, 0.0, 0.0, 1.0]),
+            logit_bias: vec![(7, 3.0); usize::from(pick(48, &[0.0, 0.0, 0.0, 1.0]) == 1.0)],
+            seed,
+            ..SamplingParams::default()
+        };
+        let Some(largest) = largest_needed(&params) else {
+            continue;
+        };
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+        let forbidden: Vec<TokenId> = order[..seed as usize % 3]
+            .iter()
+            .map(|token| *token as TokenId)
+            .collect();
+        let mut few = logits.clone();
+        for token in order.iter().skip(largest as usize + forbidden.len()) {
+            few[*token] = f32::MIN;
+            left_out += 1;
+        }
+        let draw = DrawContext {
+            params: &params,
+            history: &[0, 1, 2],
+            prompt_tokens: 1,
+            forbidden: &forbidden,
+            mask: None,
+        };
+        let mut sampler = sampler(logits.len());
+        let expected = sampler.sample(&logits, &draw);
+        assert_eq!(sampler.sample(&few, &draw), expected, "{params:?}");
+    }
+    assert!(left_out > 1000, "{left_out} logits were left out");
+}

@@ -132,7 +132,7 @@ impl Loader<'_> {
         let head_bytes = own_head.map_or(0, Linear::bytes);
         let head = head.map(|head| self.output_head(head)).transpose()?;
         let screen_bytes = match &head {
-            Some(OutputHead::Screened(head)) => head.screen_bytes(),
+            Some(OutputHead::Screened(head)) => head.copied_bytes(),
             Some(OutputHead::Exact(_)) | None => 0,
         };
         let rotation = config.rotation.as_ref();
@@ -241,8 +241,9 @@ impl Loader<'_> {
                 let pool = &mut *self.packer.pool;
                 let max_tokens = options.max_logits_rows;
                 let kernels = options.kernels;
-                let head = ScreenedHead::new(kernels, pool, exact, max_tokens, rotation);
-                OutputHead::Screened(head)
+                let choice = options.head_choice;
+                let head = ScreenedHead::new(kernels, pool, exact, max_tokens, rotation, choice);
+                OutputHead::Screened(Box::new(head))
             }
             head => OutputHead::Exact(Projections::new(vec![head], rotation)),
         })

@@ -1,7 +1,11 @@
 //! The output head: from normed hidden states to logits.
 
+mod largest;
+mod likely;
+mod narrow;
 mod screened;
 mod top;
+mod trials;
 
 use sterna_kernels::PANEL_ROWS;
 
@@ -9,6 +13,7 @@ use super::inputs::{InputFormat, Inputs};
 use super::linear::Projections;
 use super::workers::Workers;
 
+pub use likely::LikelyUse;
 pub(super) use screened::ScreenedHead;
 
 /// The output head of a model.
@@ -16,7 +21,7 @@ pub(super) enum OutputHead {
     /// One linear, ternary or float, that computes every logit in its own precision.
     Exact(Projections),
     /// A large float matrix that computes most logits in 8 bits.
-    Screened(ScreenedHead),
+    Screened(Box<ScreenedHead>),
 }
 
 impl OutputHead {
@@ -25,6 +30,14 @@ impl OutputHead {
         match self {
             OutputHead::Exact(head) => head.linears()[0].rows(),
             OutputHead::Screened(head) => head.rows(),
+        }
+    }
+
+    /// Returns how often only the likely rows were computed.
+    pub(super) fn likely_use(&self) -> LikelyUse {
+        match self {
+            OutputHead::Exact(_) => LikelyUse::default(),
+            OutputHead::Screened(head) => head.likely_use(),
         }
     }
 
@@ -54,11 +67,31 @@ impl OutputHead {
         }
     }
 
-    /// Writes the logits of all rows of `inputs`, panel-major, `[panel][row][PANEL_ROWS]`.
-    pub(super) fn multiply(&mut self, workers: &mut Workers, inputs: &Inputs, logits: &mut [f32]) {
+    /// Writes the logits of all rows of `inputs`, panel-major, `[panel][row][PANEL_ROWS]`. Unless
+    /// `wanted` is empty, it says how many of the largest logits of each row are wanted. The others
+    /// may be lower then.
+    pub(super) fn multiply(
+        &mut self,
+        workers: &mut Workers,
+        inputs: &Inputs,
+        wanted: &[u32],
+        logits: &mut [f32],
+    ) {
         match self {
             OutputHead::Exact(head) => head.multiply(workers, inputs, logits),
-            OutputHead::Screened(head) => head.multiply(workers, inputs, logits),
+            OutputHead::Screened(head) => head.multiply(workers, inputs, wanted, logits),
+        }
+    }
+
+    /// Does the next part of the work that makes later products faster, in about a millisecond.
+    /// Returns whether there is more to do.
+    pub(super) fn prepare(&mut self, workers: &mut Workers) -> bool {
+        match self {
+            OutputHead::Exact(_) => false,
+            OutputHead::Screened(head) => head.prepare(workers),
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

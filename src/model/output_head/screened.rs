@@ -8,26 +8,27 @@
 //! logits matter only in the sum of all exponentials, or if such a token is sampled by chance or
 //! lifted by a bias; then its 8-bit logit counts.
 //!
-//! A pass in fewer bits before these two, with a proven bound of each row's error, was measured and
-//! left out (`benches/README.md`, "The head in two stages").
+//! Steps that want only the few largest logits of few tokens, as greedy requests and requests with
+//! a small top-k do, may compute only the rows that can have them (`likely.rs`).
 //!
 //! Invariant: which rows of a token are exact depends on that token's first pass alone. Of equal
 //! logits, the lower rows are exact.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS, PanelScales};
 
-use super::top::TopSearch;
+use super::largest::EXACT_ROWS;
+use super::likely::{HeadRows, LikelyRows, LikelyUse};
+use super::narrow::NarrowCopy;
+use super::top::{TopSearch, place};
 use crate::fault::{self, Place};
 use crate::model::inputs::{InputFormat, Inputs, MAX_STREAMS};
+use crate::model::options::HeadChoice;
 use crate::model::pool::{Pool, ranges, split_rows};
 use crate::model::rotation::RowRotation;
 use crate::model::workers::{Scratch, Workers};
-
-/// The rows of each token that are computed exactly. A request may ask for the log-probabilities of
-/// 20; the rest is a margin for rows that rounding puts in the wrong order.
-const EXACT_ROWS: usize = 64;
 
 /// A float matrix of many rows, with a copy in 8 bits and the memory of its passes, which steps
 /// reuse.
@@ -42,6 +43,7 @@ pub(crate) struct ScreenedHead {
     rescored: Vec<f32>,
     searches: Vec<TopSearch>, // [worker]
     rotation: Option<RowRotation>,
+    likely: LikelyRows,
 }
 
 impl ScreenedHead {
@@ -53,6 +55,7 @@ impl ScreenedHead {
         exact: Arc<DenseMatrix>,
         max_tokens: usize,
         rotation: Option<RowRotation>,
+        choice: HeadChoice,
     ) -> ScreenedHead {
         let (rows, columns) = (exact.rows(), exact.columns());
         let mut screen = Int8Matrix::new(rows, columns);
@@ -77,6 +80,7 @@ impl ScreenedHead {
             rescored: Vec::with_capacity(max_tokens * EXACT_ROWS),
             searches: (0..pool.workers()).map(|_| TopSearch::new(rows)).collect(),
             rotation,
+            likely: LikelyRows::new(rows, columns, choice),
         }
     }
 
@@ -85,9 +89,18 @@ impl ScreenedHead {
         self.exact.rows()
     }
 
+    pub(crate) fn likely_use(&self) -> LikelyUse {
+        self.likely.use_so_far()
+    }
+
     /// Returns the bytes that the first pass reads.
     pub(crate) fn screen_bytes(&self) -> usize {
         self.screen.bytes()
+    }
+
+    /// Returns the bytes of the copies in 8 bits and, once it is built, in 4 bits.
+    pub(crate) fn copied_bytes(&self) -> usize {
+        self.screen.bytes() + NarrowCopy::bytes_of(self.exact.rows(), self.exact.columns())
     }
 
     /// Returns the form of the input rows: quantized for the first pass, floats for the second.
@@ -104,11 +117,48 @@ impl ScreenedHead {
         }
     }
 
-    /// Writes the logits of all rows of `inputs`, panel-major, `[panel][token][PANEL_ROWS]`.
-    pub(crate) fn multiply(&mut self, workers: &mut Workers, inputs: &Inputs, logits: &mut [f32]) {
+    /// Writes the logits of all rows of `inputs`, panel-major, `[panel][token][PANEL_ROWS]`. If
+    /// `wanted` is not empty, only so many of the largest logits of each token are right. The
+    /// others are at most what they are otherwise.
+    pub(crate) fn multiply(
+        &mut self,
+        workers: &mut Workers,
+        inputs: &Inputs,
+        wanted: &[u32],
+        logits: &mut [f32],
+    ) {
         let logits = &mut logits[..self.screen.panels() * inputs.tokens() * PANEL_ROWS];
+        self.likely.see(inputs);
+        let could = self.likely.could_compute(wanted);
+        if could && self.likely.is_due(wanted) {
+            let began = Instant::now();
+            let head = HeadRows {
+                exact: &self.exact,
+                screen: &self.screen,
+            };
+            let is_done = (self.likely).compute(workers, head, inputs, wanted, logits);
+            let time = is_done.then(|| began.elapsed());
+            self.likely.trials_of(wanted).took_likely_rows(time);
+            if is_done {
+                return;
+            }
+        }
+        let began = Instant::now();
         self.screen_all(workers, inputs, logits);
         self.rescore(workers, inputs, logits);
+        if could {
+            self.likely.trials_of(wanted).took_all_rows(began.elapsed());
+        }
+    }
+
+    /// Builds the next panels of the copy in 4 bits, if a step has wanted it. Returns whether there
+    /// is more to build.
+    pub(crate) fn prepare(&mut self, workers: &mut Workers) -> bool {
+        let head = HeadRows {
+            exact: &self.exact,
+            screen: &self.screen,
+        };
+        self.likely.prepare(workers, head)
     }
 
     /// The first pass: computes all logits in 8 bits, and the maximum of each panel and token.
@@ -174,8 +224,7 @@ impl ScreenedHead {
         let best = self.best.chunks_exact(count);
         for (token, (rows, exact)) in best.zip(self.rescored.chunks_exact(count)).enumerate() {
             for (&row, &logit) in rows.iter().zip(exact) {
-                let (panel, lane) = (row as usize / PANEL_ROWS, row as usize % PANEL_ROWS);
-                logits[(panel * tokens + token) * PANEL_ROWS + lane] = logit;
+                logits[place(tokens, token, row)] = logit;
             }
         }
     }

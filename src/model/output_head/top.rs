@@ -90,7 +90,14 @@ impl TopSearch {
     }
 }
 
-fn larger_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+/// Returns the place of a logit, panel-major.
+pub(super) fn place(tokens: usize, token: usize, row: u32) -> usize {
+    let (panel, lane) = (row as usize / PANEL_ROWS, row as usize % PANEL_ROWS);
+    (panel * tokens + token) * PANEL_ROWS + lane
+}
+
+/// The order in which rows are found: by falling values, equal ones by rising rows.
+pub(super) fn larger_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     (b.1.total_cmp(&a.1)).then(a.0.cmp(&b.0))
 }
 

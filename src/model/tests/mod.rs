@@ -372,7 +372,7 @@ fn a_forward_pass_equals_its_layers_run_one_by_one() {
         for layer in 0..model.config().layers {
             model.run_layers(layer..layer + 1, &mut hidden, &batch, &mut kv);
         }
-        model.compute_logits(&hidden);
+        model.compute_logits(&hidden, &[]);
         assert_eq!(read(model.step_logits().logits(), vocab), expected, "{isa}");
     }
 }
