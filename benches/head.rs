@@ -101,10 +101,8 @@ fn main() {
     for (name, large) in [("even", 1.0), ("uneven", LARGE)] {
         let source = changed(&shape, |name, bytes| {
             if name == NORM {
-                let mut random = Random::new(2);
-                let columns = bytes.to_mut().as_chunks_mut::<4>().0;
-                for _ in 0..LARGE_COLUMNS {
-                    let column = &mut columns[random.index(shape.hidden)];
+                let columns = bytes.to_mut().as_chunks_mut::<4>().0.iter_mut();
+                for column in columns.step_by(shape.hidden / LARGE_COLUMNS) {
                     *column = (large * f32::from_le_bytes(*column)).to_le_bytes();
                 }
             }

@@ -667,7 +667,8 @@ impl ServeConfig {
     }
 
     /// Returns the number of KV pages to allocate. A page takes `page_bytes` and has `page_tokens`
-    /// tokens. The longest sequence has `max_model_len` tokens. States take `state_bytes`.
+    /// tokens. The longest sequence has `max_model_len` tokens. States and what is
+    /// built later take `other_bytes`.
     ///
     /// # Errors
     /// If the memory does not hold a page, or if `--kv-memory` is more than this process may use.
@@ -677,9 +678,9 @@ impl ServeConfig {
         page_bytes: usize,
         page_tokens: usize,
         max_model_len: u32,
-        state_bytes: u64,
+        other_bytes: u64,
     ) -> Result<u32, String> {
-        let usable = usable_memory().saturating_sub(state_bytes);
+        let usable = usable_memory().saturating_sub(other_bytes);
         let bytes = match self.kv_memory {
             Some(bytes) if bytes > usable => {
                 return Err(format!(

@@ -21,6 +21,7 @@ pub(super) struct BatchRunner<F: Forward> {
     kv_store: F::KvStore,
     sampler: BatchSampler,
     wanted: Vec<u32>,     // The largest logits of each row that the draws need.
+    cannot_prepare: bool, // A preparation panicked.
     drafting: Batch,      // The blocks of the pass that drafts.
     drafts: Vec<TokenId>, // Its result.
 }
@@ -30,6 +31,7 @@ impl<F: Forward> BatchRunner<F> {
         BatchRunner {
             sampler: BatchSampler::new(model.vocabulary()),
             wanted: Vec::new(),
+            cannot_prepare: false,
             drafting: Batch::new(),
             drafts: Vec::new(),
             model,
@@ -64,13 +66,25 @@ impl<F: Forward> BatchRunner<F> {
     }
 
     /// Does the next part of the work that makes later steps faster. Returns whether there is more
-    /// to do.
+    /// to do. After a panic, as of a system without the memory, the steps stay as they are.
     pub(super) fn prepare(&mut self) -> bool {
-        self.model.prepare()
+        if self.cannot_prepare {
+            return false;
+        }
+        let prepared = catch_unwind(AssertUnwindSafe(|| self.model.prepare()));
+        prepared.unwrap_or_else(|panic| {
+            tracing::warn!(
+                "preparing faster steps failed: {}; the engine goes on without them",
+                panic_message(&*panic)
+            );
+            self.cannot_prepare = true;
+            false
+        })
     }
 
     /// Runs the forward pass of a batch whose logits are not wanted.
     pub(super) fn forward(&mut self, batch: &Batch) {
+        self.model.want_largest(&[]);
         drop(self.model.forward(batch, &mut self.kv_store));
     }
 
@@ -83,6 +97,24 @@ impl<F: Forward> BatchRunner<F> {
     ) -> Instant {
         largest_needed(batch, &continuation, &mut self.wanted);
         self.model.want_largest(&self.wanted);
+        self.run_wanting(batch, continuation)
+    }
+
+    /// Runs a batch as [`run`](Self::run) does, and computes all logits whatever the draws need.
+    pub(super) fn run_with_all_logits<'a>(
+        &mut self,
+        batch: &Batch,
+        continuation: impl Fn(SequenceId) -> Continuation<'a> + Sync,
+    ) -> Instant {
+        self.model.want_largest(&[]);
+        self.run_wanting(batch, continuation)
+    }
+
+    fn run_wanting<'a>(
+        &mut self,
+        batch: &Batch,
+        continuation: impl Fn(SequenceId) -> Continuation<'a> + Sync,
+    ) -> Instant {
         let mut logits = self.model.forward(batch, &mut self.kv_store);
         let forwarded = Instant::now();
         fault::pass(Place::BatchForwarded);
@@ -113,6 +145,7 @@ impl<F: Forward> BatchRunner<F> {
             self.drafting.set_block(u32::MAX); // One block for all of the row.
         }
         if !self.drafting.rows().is_empty() {
+            self.model.want_largest(&[]);
             let mut logits = self.model.forward(&self.drafting, &mut self.kv_store);
             let count = self.drafting.logits_count();
             self.drafts.resize(count, mask_token);

@@ -43,7 +43,7 @@ pub trait Forward: Send {
         Ok(false)
     }
 
-    /// Does the next part of the work that makes later steps faster, in about a millisecond.
+    /// Does the next part of the work that makes later steps faster, in some milliseconds.
     /// Returns whether there is more to do. The engine calls this while it is idle.
     fn prepare(&mut self) -> bool {
         false

@@ -180,6 +180,12 @@ impl Model {
         self.weights.bytes
     }
 
+    /// Returns the bytes of memory that [`Model::prepare`] takes.
+    pub fn later_bytes(&self) -> usize {
+        let head = self.weights.head.as_ref();
+        head.map_or(0, OutputHead::later_bytes)
+    }
+
     /// Returns how much a step reads and multiplies.
     pub fn sizes(&self) -> Sizes {
         let layers = self.config.recurrent.as_ref();
@@ -282,7 +288,7 @@ impl Model {
         head.map_or(LikelyUse::default(), OutputHead::likely_use)
     }
 
-    /// Does the next part of the work that makes later steps faster, in about a millisecond.
+    /// Does the next part of the work that makes later steps faster, in some milliseconds.
     /// Returns whether there is more to do.
     pub fn prepare(&mut self) -> bool {
         let head = self.weights.head.as_mut();

@@ -19,7 +19,10 @@ pub(super) struct Weights {
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Norm,
     pub(super) head: Option<OutputHead>,
-    /// The bytes of all matrices. A shared matrix counts once.
+    /// The bytes of all matrices. A shared matrix counts once. What [`Model::prepare`] builds does
+    /// not count.
+    ///
+    /// [`Model::prepare`]: super::Model::prepare
     pub(super) bytes: usize,
 }
 
@@ -65,7 +68,8 @@ pub struct Sizes {
     pub ternary_bytes: usize,
     /// The ternary weights of the layers that one token is multiplied by.
     pub ternary_weights: usize,
-    /// The bytes of the output head; 0 without one. Every step that computes logits reads them.
+    /// The bytes of the output head; 0 without one. Every step that computes all
+    /// logits reads them.
     pub head_bytes: usize,
     /// The weights of the output head; 0 without one.
     pub head_weights: usize,

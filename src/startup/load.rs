@@ -161,7 +161,8 @@ fn with_memory(
         trial_interval: STATE_INTERVAL,
     });
     let (page, longest) = (model.kv_bytes_per_page(), limits.max_sequence_tokens);
-    let pages = config.kv_pages(page, PAGE_TOKENS, longest, state_bytes)?;
+    let other_bytes = state_bytes + model.later_bytes() as u64;
+    let pages = config.kv_pages(page, PAGE_TOKENS, longest, other_bytes)?;
     let limits = Limits {
         pages,
         max_running,

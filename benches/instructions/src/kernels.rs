@@ -4,9 +4,9 @@
 use std::hint::black_box;
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, GroupSize, Int8Matrix, Isa, Kernels, KvDtype, LOGITS_BLOCK,
-    LogitScale, PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations,
-    SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix, f16_from_f32,
+    AttentionState, DenseMatrix, FourBitMatrix, GroupSize, Int8Matrix, Isa, Kernels, KvDtype,
+    LOGITS_BLOCK, LogitScale, PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue,
+    QuantizedActivations, SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix, f16_from_f32,
 };
 
 use crate::{Case, Round};
@@ -41,6 +41,8 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("grouped_matmul", "tokens", 8, grouped_matmul),
     ("int8_matmul", "tokens", 1, int8_matmul),
     ("int8_matmul", "tokens", 8, int8_matmul),
+    ("four_bit_matmul", "tokens", 2, four_bit_matmul),
+    ("rounded_dot", "columns", 2560, rounded_dot),
     ("dense_matmul", "tokens", 1, dense_matmul),
     ("dense_dots", "columns", WIDTH, dense_dots),
     ("attention", "positions", 1, attention),
@@ -193,6 +195,29 @@ fn int8_matmul(kernels: Kernels, tokens: usize) -> Round {
         let panels = 0..weights.panels();
         kernels.int8_matmul(black_box(&weights), panels, &x, &mut out);
         black_box(&mut out);
+    })
+}
+
+fn four_bit_matmul(kernels: Kernels, tokens: usize) -> Round {
+    let mut weights = FourBitMatrix::new(ROWS, COLUMNS);
+    for mut panel in weights.panels_mut() {
+        for row in panel.rows() {
+            panel.set_row(row, &mut values(COLUMNS));
+        }
+    }
+    let x = quantized(kernels, tokens);
+    let mut out = vec![0; tokens * ROWS.next_multiple_of(PANEL_ROWS)];
+    Box::new(move || {
+        let panels = 0..weights.panels();
+        kernels.four_bit_matmul(black_box(&weights), panels, &x, &mut out);
+        black_box(&mut out);
+    })
+}
+
+fn rounded_dot(kernels: Kernels, columns: usize) -> Round {
+    let (weights, q) = (values(columns), vec![100; columns]);
+    Box::new(move || {
+        black_box(kernels.rounded_dot(black_box(&weights), black_box(0.01), &q));
     })
 }
 

@@ -6,6 +6,7 @@ use sterna_random::Random;
 use sterna_scheduler::{PAGE_TOKENS, Page};
 
 use super::*;
+use crate::checkpoint::Pooling;
 use crate::constraint::ThinkingBudget;
 
 const VOCABULARY: usize = 12;
@@ -408,4 +409,77 @@ fn the_scores_of_a_prompt_do_not_depend_on_the_worker_and_nothing_follows_a_fail
         assert_eq!(run(workers, usize::MAX), alone, "{workers} workers");
         assert_eq!(run(workers, 4), broken, "{workers} workers");
     }
+}
+
+/// Returns how many of the largest logits the step of one token after `known` needs.
+fn largest_after(known: &[TokenId], change: impl FnOnce(&mut SamplingParams)) -> Vec<u32> {
+    let mut params = SamplingParams::greedy();
+    change(&mut params);
+    let rules = OutputRules {
+        stop_tokens: vec![STOP, 7],
+        min_new_tokens: 2,
+        ..OutputRules::default()
+    };
+    let mut batch = Batch::new();
+    let start = known.len() - 1;
+    batch.push_row(
+        SequenceId::new(0, 0),
+        start,
+        &known[start..],
+        &[Page::new(0)],
+        1,
+    );
+    let mut wanted = vec![99];
+    let continuation = |_| Continuation {
+        params: &params,
+        rules: &rules,
+        known,
+        ahead: &[],
+        prompt_tokens: 2,
+        masks: None,
+    };
+    largest_needed(&batch, continuation, &mut wanted);
+    wanted
+}
+
+#[test]
+fn a_step_wants_few_logits_if_its_draws_need_no_others() {
+    let known = [1, 2, 4, 5];
+    assert_eq!(largest_after(&known, |_| {}), [1]);
+    let top_k = |params: &mut SamplingParams| (params.temperature, params.top_k) = (0.8, 5);
+    assert_eq!(largest_after(&known, top_k), [5]);
+    // A minimum length forbids both stop tokens.
+    assert_eq!(largest_after(&known[..3], top_k), [7]);
+    let changes: [fn(&mut SamplingParams); 9] = [
+        |params| params.temperature = 0.8,
+        |params| params.logprobs = Some(0),
+        |params| params.logit_bias = vec![(1, 1.0)],
+        |params| params.repetition_penalty = 1.1,
+        |params| params.frequency_penalty = 0.1,
+        |params| params.presence_penalty = 0.1,
+        |params| params.pooling = Some(Pooling::LastToken),
+        |params| {
+            let budget = ThinkingBudget::of_last_tokens(3, true, VOCABULARY as u32);
+            params.thinking = Some(budget);
+        },
+        |params| (params.temperature, params.top_p) = (0.8, 0.9),
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        assert_eq!(largest_after(&known, change), [0; 0], "change {index}");
+    }
+    // The token after the first of the prompt is known, so it is scored.
+    let mut batch = Batch::new();
+    batch.push_row(SequenceId::new(0, 0), 0, &[1, 2], &[Page::new(0)], 2);
+    let (params, rules) = (SamplingParams::greedy(), OutputRules::default());
+    let mut wanted = Vec::new();
+    let continuation = |_| Continuation {
+        params: &params,
+        rules: &rules,
+        known: &[1, 2],
+        ahead: &[],
+        prompt_tokens: 2,
+        masks: None,
+    };
+    largest_needed(&batch, continuation, &mut wanted);
+    assert!(wanted.is_empty());
 }

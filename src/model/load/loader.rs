@@ -132,7 +132,7 @@ impl Loader<'_> {
         let head_bytes = own_head.map_or(0, Linear::bytes);
         let head = head.map(|head| self.output_head(head)).transpose()?;
         let screen_bytes = match &head {
-            Some(OutputHead::Screened(head)) => head.copied_bytes(),
+            Some(OutputHead::Screened(head)) => head.screen_bytes(),
             Some(OutputHead::Exact(_)) | None => 0,
         };
         let rotation = config.rotation.as_ref();

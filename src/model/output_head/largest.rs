@@ -17,7 +17,7 @@ use super::top::{TopSearch, larger_first};
 /// 20; the rest is a margin for rows that rounding puts in the wrong order.
 pub(super) const EXACT_ROWS: usize = 64;
 
-/// More rows than this share of a head are not computed one by one: in 8 bits, all are faster.
+/// A step computes at most this share of a large head row by row.
 const ROWS_PER_CANDIDATE: usize = 16;
 
 /// The logits of one row.
@@ -87,8 +87,8 @@ impl LargestSearch {
     }
 
     /// Returns rows and logits of a token, among them the `wanted` largest logits, in the order of
-    /// their 8-bit logits. Returns `None` if more than `room` rows may be among them, and takes
-    /// their number from `room` otherwise. `compute(rows, found)` appends the logits of some rows.
+    /// their 8-bit logits. Returns `None` if that needs more than `room` rows, and takes their
+    /// number from `room` otherwise. `compute(rows, found)` appends the logits of some rows.
     pub(super) fn find(
         &mut self,
         limits: TokenLimits<'_>,

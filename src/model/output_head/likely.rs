@@ -4,13 +4,13 @@
 //! the rows that can be among the wanted ones are computed (`largest.rs`), in 8 bits and from the
 //! floats. So the wanted logits are those of `screened.rs`.
 //!
-//! The copy is built when the engine is idle, after the first such step. `trials.rs` decides
-//! whether a step uses it.
+//! The copy is built when the engine is idle, after the first [`SEEN_TOKENS`] tokens of such steps:
+//! their inputs say which columns are large. `trials.rs` decides whether a step uses the copy.
 
 use sterna_kernels::{DenseMatrix, Int8Matrix, PANEL_ROWS, PanelScales};
 
 use super::largest::{EXACT_ROWS, LargestSearch, RowLogits, TokenLimits, max_candidates};
-use super::narrow::{MAX_INPUTS, NarrowCopy};
+use super::narrow::{MAX_INPUTS, MIN_COLUMNS, NarrowCopy};
 use super::top::{TopSearch, place};
 use super::trials::Trials;
 use crate::fault::{self, Place};
@@ -19,7 +19,7 @@ use crate::model::options::HeadChoice;
 use crate::model::pool::{ranges, split_rows};
 use crate::model::workers::Workers;
 
-/// The tokens whose inputs are seen before the columns of the copy are sorted.
+/// The tokens whose inputs are seen before the copy is built.
 pub(super) const SEEN_TOKENS: usize = 64;
 /// The classes of steps by the largest number of logits that is wanted: 1, 2 or 3, 4 to 7, …
 const WANTED_CLASSES: usize = EXACT_ROWS.ilog2() as usize + 1;
@@ -55,8 +55,6 @@ pub(super) struct LikelyRows {
     /// allocated.
     squares: Vec<f32>,
     seen: usize,
-    /// Whether a step could have used the copy.
-    is_wanted: bool,
     choice: HeadChoice,
     /// By the number of tokens of a step, less one, and the class of what it wants.
     trials: [[Trials; WANTED_CLASSES]; MAX_INPUTS],
@@ -75,7 +73,6 @@ impl LikelyRows {
             maxima: Vec::with_capacity(MAX_INPUTS * rows.div_ceil(PANEL_ROWS)),
             squares: vec![0.0; columns],
             seen: 0,
-            is_wanted: false,
             choice,
             trials: Default::default(),
             found: Vec::with_capacity(max_candidates(rows)),
@@ -88,10 +85,10 @@ impl LikelyRows {
         self.use_so_far
     }
 
-    /// Builds the next panels of the copy, if a step has wanted it. Returns whether there is more
+    /// Builds the next panels of the copy, if steps have wanted it. Returns whether there is more
     /// to build.
     pub(super) fn prepare(&mut self, workers: &mut Workers, head: HeadRows<'_>) -> bool {
-        if !self.is_wanted || self.seen < SEEN_TOKENS {
+        if self.seen < SEEN_TOKENS || head.exact.columns() < MIN_COLUMNS {
             return false;
         }
         let (kernels, squares) = (workers.kernels, &self.squares);
@@ -101,28 +98,27 @@ impl LikelyRows {
         !copy.is_built() && !copy.build(kernels, &mut workers.pool, head.exact, head.screen)
     }
 
-    /// Adds the squares of the inputs until the columns are sorted.
-    pub(super) fn see(&mut self, inputs: &Inputs) {
-        if self.copy.is_some() {
-            return;
-        }
-        for token in 0..inputs.tokens() {
-            let row = inputs.float_row(token).iter();
-            for (sum, x) in self.squares.iter_mut().zip(row) {
-                *sum += x * x;
-            }
-        }
-        self.seen += inputs.tokens();
-    }
-
-    /// Returns whether the copy is there for a step that wants these logits, and notes that such a
-    /// step came.
-    pub(super) fn could_compute(&mut self, wanted: &[u32]) -> bool {
+    /// Returns whether the copy is there for a step that wants these logits. Until then, the inputs
+    /// of such steps say which columns are large.
+    pub(super) fn could_compute(&mut self, inputs: &Inputs, wanted: &[u32]) -> bool {
         let could = !wanted.is_empty()
             && wanted.len() <= MAX_INPUTS
-            && wanted.iter().all(|wanted| *wanted as usize <= EXACT_ROWS);
-        self.is_wanted |= could;
+            && (wanted.iter()).all(|wanted| (1..=EXACT_ROWS).contains(&(*wanted as usize)));
+        if could && self.copy.is_none() {
+            (0..inputs.tokens()).for_each(|token| self.see(inputs.float_row(token)));
+        }
         could && self.copy.as_ref().is_some_and(NarrowCopy::is_built)
+    }
+
+    /// Adds the squares of an input, unless it is not finite.
+    fn see(&mut self, x: &[f32]) {
+        if !x.iter().map(|x| x * x).sum::<f32>().is_finite() {
+            return;
+        }
+        for (sum, x) in self.squares.iter_mut().zip(x) {
+            *sum += x * x;
+        }
+        self.seen += 1;
     }
 
     /// Returns whether a step that wants these logits should compute likely rows only.
@@ -135,7 +131,7 @@ impl LikelyRows {
 
     /// Returns the trials of steps like one that wants these logits.
     pub(super) fn trials_of(&mut self, wanted: &[u32]) -> &mut Trials {
-        let most = wanted.iter().max().map_or(1, |most| (*most).max(1));
+        let most = wanted.iter().max().expect("something is wanted");
         &mut self.trials[wanted.len() - 1][most.ilog2() as usize]
     }
 

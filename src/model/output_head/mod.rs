@@ -46,11 +46,20 @@ impl OutputHead {
         self.rows() * self.input_format().columns
     }
 
-    /// Returns the bytes that a step reads: of the 8-bit weights if the head is screened.
+    /// Returns the bytes that a step reads that computes all logits: of the 8-bit weights if the
+    /// head is screened.
     pub(super) fn bytes(&self) -> usize {
         match self {
             OutputHead::Exact(head) => head.linears()[0].bytes(),
             OutputHead::Screened(head) => head.screen_bytes(),
+        }
+    }
+
+    /// Returns the bytes that [`prepare`](Self::prepare) takes.
+    pub(super) fn later_bytes(&self) -> usize {
+        match self {
+            OutputHead::Exact(_) => 0,
+            OutputHead::Screened(head) => head.later_bytes(),
         }
     }
 
@@ -83,7 +92,7 @@ impl OutputHead {
         }
     }
 
-    /// Does the next part of the work that makes later products faster, in about a millisecond.
+    /// Does the next part of the work that makes later products faster, in some milliseconds.
     /// Returns whether there is more to do.
     pub(super) fn prepare(&mut self, workers: &mut Workers) -> bool {
         match self {

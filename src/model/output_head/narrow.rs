@@ -29,16 +29,20 @@ pub(super) const MAX_INPUTS: usize = 4;
 
 /// The columns in 8 bits: those of the largest inputs.
 const LARGE_COLUMNS: usize = 32;
-/// Of this many rows, one counts in the mean row.
-const ROWS_PER_SAMPLE: usize = 16;
+/// A column for each part.
+pub(super) const MIN_COLUMNS: usize = PARTS;
+/// The rows that count in the mean row.
+const MEAN_ROWS: usize = 512;
 /// The panels that a worker builds at a time, in about a millisecond.
-const PANELS_AT_ONCE: usize = 4;
+const PANELS_AT_ONCE: usize = 2;
 /// The forms of an input: its floats, and the same in 8 bits as the 8-bit head reads it.
 const FORMS: usize = 2;
 /// The parts of a row: large columns, and the others.
 const PARTS: usize = 2;
-/// Logits and norms whose product is greater than this might overflow on the way.
+/// If the product of the norms of an input and a row is greater than this, a sum might overflow.
 const MAX_PRODUCT: f32 = 1e30;
+/// More than what a sum of products loses because some are too small for an f32.
+const UNDERFLOW: f32 = 1e-28;
 
 /// The copy and its bounds.
 pub(super) struct NarrowCopy {
@@ -79,7 +83,7 @@ struct BoundWeights {
     kept: [f32; PARTS],
     /// What the sums of the rounded input are multiplied by, besides the scale of the row.
     factors: [f32; PARTS],
-    /// Added to the estimate of each row: that of the mean row, and the error of its sum.
+    /// Added to the estimate of each row: that of the mean row, and the errors of sums.
     all: f32,
 }
 
@@ -229,7 +233,7 @@ impl NarrowCopy {
                     errors: parts.map(|(norm, ..)| norm + rounding),
                     kept: parts.map(|(_, error, _)| error + rounding),
                     factors: parts.map(|(.., factor)| factor),
-                    all: dot(ordered, &self.mean) + rounding * self.mean_norm,
+                    all: dot(ordered, &self.mean) + rounding * self.mean_norm + UNDERFLOW,
                 });
             }
         }
@@ -382,12 +386,12 @@ fn rounding_of_sums(columns: usize) -> f32 {
 }
 
 fn large_columns(columns: usize) -> usize {
-    LARGE_COLUMNS.min(columns.div_ceil(4))
+    (columns / 4).clamp(1, LARGE_COLUMNS)
 }
 
 /// Returns the mean of some rows.
 fn mean_row(kernels: Kernels, exact: &DenseMatrix) -> Vec<f32> {
-    let rows = (0..exact.rows()).step_by(ROWS_PER_SAMPLE);
+    let rows = (0..exact.rows()).step_by(exact.rows().div_ceil(MEAN_ROWS));
     let per_row = 1.0 / rows.len() as f32;
     let mut mean = vec![0.0; exact.columns()];
     let mut floats = mean.clone();
@@ -403,7 +407,7 @@ fn mean_row(kernels: Kernels, exact: &DenseMatrix) -> Vec<f32> {
 /// Returns the norm, rounded up.
 fn norm(values: impl Iterator<Item = f32>) -> f32 {
     let squares = values.map(|value| f64::from(value) * f64::from(value));
-    (squares.sum::<f64>().sqrt() * (1.0 + 1e-6)) as f32
+    ((squares.sum::<f64>().sqrt() * (1.0 + 1e-6)) as f32).next_up()
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {

@@ -98,9 +98,9 @@ impl ScreenedHead {
         self.screen.bytes()
     }
 
-    /// Returns the bytes of the copies in 8 bits and, once it is built, in 4 bits.
-    pub(crate) fn copied_bytes(&self) -> usize {
-        self.screen.bytes() + NarrowCopy::bytes_of(self.exact.rows(), self.exact.columns())
+    /// Returns the bytes of the copy in 4 bits, which is built later.
+    pub(crate) fn later_bytes(&self) -> usize {
+        NarrowCopy::bytes_of(self.exact.rows(), self.exact.columns())
     }
 
     /// Returns the form of the input rows: quantized for the first pass, floats for the second.
@@ -127,9 +127,14 @@ impl ScreenedHead {
         wanted: &[u32],
         logits: &mut [f32],
     ) {
+        assert!(
+            wanted.is_empty() || wanted.len() == inputs.tokens(),
+            "{} numbers of wanted logits for {} tokens",
+            wanted.len(),
+            inputs.tokens()
+        );
         let logits = &mut logits[..self.screen.panels() * inputs.tokens() * PANEL_ROWS];
-        self.likely.see(inputs);
-        let could = self.likely.could_compute(wanted);
+        let could = self.likely.could_compute(inputs, wanted);
         if could && self.likely.is_due(wanted) {
             let began = Instant::now();
             let head = HeadRows {
@@ -151,7 +156,7 @@ impl ScreenedHead {
         }
     }
 
-    /// Builds the next panels of the copy in 4 bits, if a step has wanted it. Returns whether there
+    /// Builds the next panels of the copy in 4 bits, if steps have wanted it. Returns whether there
     /// is more to build.
     pub(crate) fn prepare(&mut self, workers: &mut Workers) -> bool {
         let head = HeadRows {

@@ -245,6 +245,23 @@ fn rows_around_the_last_exact_one_keep_their_logits() {
     assert!(used >= 50, "{used} of 100");
 }
 
+/// Heads of fewer rows than are computed from the floats, or than are wanted.
+#[test]
+fn small_heads_have_the_wanted_logits() {
+    let mut random = Random::from_env();
+    for count in [1, 2, 31, 33, EXACT_ROWS - 1, EXACT_ROWS, EXACT_ROWS + 1] {
+        let columns = random.pick(&[1, 3, 8, 40]);
+        let rows = matrix(&mut random, count, columns);
+        let exact = dense(&mut random, &rows);
+        let mut bench = Bench::new(Isa::best(), 2, count, exact);
+        let x = inputs(&mut random, &rows, 2);
+        bench.prepare(&x);
+        for wanted in [1, 5, EXACT_ROWS as u32] {
+            bench.check(&x, &[wanted, 1]);
+        }
+    }
+}
+
 #[test]
 fn inputs_of_zeros_and_rows_of_zeros_change_nothing() {
     let mut random = Random::from_env();
