@@ -32,7 +32,8 @@
 //! *panel-major*, `[panel][token][32]`: the value of row `r` and token `t` of a product with
 //! `tokens` tokens is at `(r / 32) * tokens * 32 + t * 32 + r % 32`. So a range of panels is one
 //! contiguous slice of the output, and threads that share a product share no cache line. If the
-//! rows do not fill the last panel, its surplus rows are written as zeros.
+//! rows do not fill the last panel, its surplus rows are written as zeros. Only `four_bit_matmul`
+//! leaves them unspecified: its weights are odd, so none is zero.
 //!
 //! # Invariants
 //!

@@ -567,16 +567,17 @@ impl<F: Forward> EngineThread<F> {
     }
 
     /// Called when no request runs or waits: blocks until a command comes or the drain deadline
-    /// passes. Meanwhile it takes the memory that is only reserved. If the cost of a step is to be
-    /// measured again, it does that after a pause.
+    /// passes. Meanwhile it prepares faster steps and takes the memory that is only reserved. If
+    /// the cost of a step is to be measured again, it does that after a pause.
     fn wait(&mut self) {
         if self.is_over() {
             return;
         }
+        // First what requests have asked for. The memory takes seconds, and no step needs it yet.
+        while !self.commands.is_ready() && self.steps.runner.prepare() {}
         while self.has_reserved_memory && !self.commands.is_ready() {
             self.has_reserved_memory = self.steps.runner.take_memory();
         }
-        while !self.commands.is_ready() && self.steps.runner.prepare() {}
         if let Some(recalibration) = &self.recalibration
             && self.drain_deadline.is_none()
         {

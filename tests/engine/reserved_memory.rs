@@ -1,4 +1,4 @@
-//! The engine takes reserved memory while it is idle.
+//! The engine prepares faster steps and takes reserved memory while it is idle.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -12,6 +12,7 @@ use super::running::{Answer, Running, config, request, start_model};
 /// What the engine asked of a [`Reserving`] model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Call {
+    Prepare,
     TakeMemory,
     Step,
 }
@@ -21,6 +22,8 @@ struct Reserving {
     model: Recorder,
     observed: Arc<Mutex<Observed>>,
     last: fn() -> io::Result<bool>,
+    /// Returns from the number of calls whether there is more to prepare.
+    prepare: Option<fn(usize) -> bool>,
 }
 
 #[derive(Default)]
@@ -38,6 +41,17 @@ impl Forward for Reserving {
 
     fn new_kv_store(&self, limits: &Limits) -> io::Result<Self::KvStore> {
         Forward::new_kv_store(&self.model, limits)
+    }
+
+    fn prepare(&mut self) -> bool {
+        let Some(prepare) = self.prepare else {
+            return false;
+        };
+        let mut observed = self.observed.lock().expect("no holder panics");
+        observed.calls.push(Call::Prepare);
+        let count = observed.calls.len();
+        drop(observed);
+        prepare(count)
     }
 
     fn take_memory(&self, _: &mut Self::KvStore) -> io::Result<bool> {
@@ -70,6 +84,7 @@ async fn an_idle_engine_takes_its_memory_and_a_request_waits_for_one_part_of_tha
                 model: Recorder { gate: None },
                 observed: observed.clone(),
                 last,
+                prepare: None,
             },
             config(),
         );
@@ -108,6 +123,7 @@ async fn an_engine_without_handles_ends_before_it_has_taken_all_memory() {
             model: Recorder { gate: None },
             observed: observed.clone(),
             last: || Ok(false),
+            prepare: None,
         },
         config(),
     );
@@ -119,4 +135,35 @@ async fn an_engine_without_handles_ends_before_it_has_taken_all_memory() {
     first.open();
     assert_eq!(engine.join(), Ok(()));
     assert_eq!(observed.lock().unwrap().calls, [Call::TakeMemory]);
+}
+
+#[tokio::test]
+async fn an_idle_engine_prepares_before_it_takes_memory_and_survives_a_panic_of_that() {
+    let has_more: fn(usize) -> bool = |count| count < 3;
+    for (prepare, count) in [(has_more, 3), (|_| panic!("no memory"), 1)] {
+        let observed = Arc::new(Mutex::new(Observed::default()));
+        let (entrance, part) = gate();
+        observed.lock().unwrap().gates = vec![entrance];
+        let running = start_model(
+            Reserving {
+                model: Recorder { gate: None },
+                observed: observed.clone(),
+                last: || Ok(false),
+                prepare: Some(prepare),
+            },
+            config(),
+        );
+        part.wait_inside();
+        let mut expected = vec![Call::Prepare; count];
+        expected.push(Call::TakeMemory);
+        assert_eq!(observed.lock().unwrap().calls, expected);
+        part.open();
+        let stream = running.handle.submit(request(&[1, 2, 3], 3)).unwrap();
+        assert_eq!(Answer::of(stream).await.tokens.len(), 3);
+        assert_eq!(running.stop().await, Ok(()));
+        let calls = observed.lock().unwrap().calls.clone();
+        let prepared = calls.iter().filter(|call| **call == Call::Prepare).count();
+        // After a panic, the engine does not prepare again.
+        assert!(count > 1 || prepared == 1, "{calls:?}");
+    }
 }

@@ -63,9 +63,9 @@ pub(super) struct NarrowCopy {
 #[derive(Clone, Copy, Default)]
 struct PanelFacts {
     scales: [[f32; PANEL_ROWS]; PARTS],
-    /// The norm of what is left out of a row.
+    /// The norm of a row less its copy and the mean row.
     errors: [[f32; PANEL_ROWS]; PARTS],
-    /// The norm of what is kept, less the mean row.
+    /// The norm of the copy of a row.
     kept: [[f32; PANEL_ROWS]; PARTS],
 }
 

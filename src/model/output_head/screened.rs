@@ -117,9 +117,9 @@ impl ScreenedHead {
         }
     }
 
-    /// Writes the logits of all rows of `inputs`, panel-major, `[panel][token][PANEL_ROWS]`. If
-    /// `wanted` is not empty, only so many of the largest logits of each token are right. The
-    /// others are at most what they are otherwise.
+    /// Writes the logits of all rows of `inputs`, panel-major, `[panel][token][PANEL_ROWS]`. Unless
+    /// `wanted` is empty, it has a number for each token: as many of the token's largest logits are
+    /// written. Other logits may be lower than they are.
     pub(crate) fn multiply(
         &mut self,
         workers: &mut Workers,

@@ -15,7 +15,7 @@ pub(super) struct Trials {
     all_rows: Option<Duration>,
     /// The trials since that step.
     since: u32,
-    /// The length of the pause after the last trial, and what is left of it, in steps.
+    /// The pause after the last trial, in steps, and the steps until the next trial.
     pause: u32,
     left: u32,
 }
