@@ -1,5 +1,5 @@
-//! Measures the output head: all rows in 8 bits, beside only the rows that can be among the wanted
-//! logits.
+//! Measures the output head: all rows in 8 bits, beside only the rows that can decide what is
+//! drawn.
 //!
 //! `cargo bench --bench head` prints the median time of a head in milliseconds, how many of its
 //! rows were computed for a token, and how many bytes were read, as a share of those of all rows in
@@ -29,9 +29,9 @@ use serde_json::Value;
 use sterna::checkpoint::synthetic::Shape;
 use sterna::checkpoint::{BITNET, Source};
 use sterna::demo;
-use sterna::model::{HeadChoice, LoadOptions, Model, Stage};
+use sterna::model::{Deciding, HeadChoice, LoadOptions, Model, Stage, WantedDraw, WantedLogits};
 use sterna::text::{Message, TemplateArguments, TextFiles};
-use sterna_kernels::{Isa, Kernels};
+use sterna_kernels::{DrawNoise, Isa, Kernels, f32_from_bf16};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
@@ -128,17 +128,19 @@ fn measure(name: &str, source: &Source, texts: &Texts, extent: &Extent) {
     let mut model = Model::load(source, options).unwrap();
     let mut random = Random::new(1);
     for _ in 0..SEEN_TOKENS {
-        step(&mut model, texts, 1, &[1], &mut random);
+        let wanted = wanted_logits("1", 1, &mut random);
+        step(&mut model, texts, 1, &wanted, &mut random);
     }
     while model.prepare() {}
     let (vocab, all_bytes) = (model.config().vocab, model.sizes().head_bytes);
     for tokens in [1, 2, 3, 4, 8, 16] {
-        for wanted in [1, 20, 64] {
-            let wanted = vec![wanted; tokens];
+        for wanted in ["1", "20", "64", "T 1", "T 0.6", "p 0.9"] {
             let mut times = [Vec::new(), Vec::new()];
             let before = model.likely_use();
             for _ in 0..extent.steps {
-                times[0].push(step(&mut model, texts, tokens, &[], &mut random));
+                let all = WantedLogits::default();
+                times[0].push(step(&mut model, texts, tokens, &all, &mut random));
+                let wanted = wanted_logits(wanted, tokens, &mut random);
                 times[1].push(step(&mut model, texts, tokens, &wanted, &mut random));
             }
             let [all, likely] = times.map(median);
@@ -158,12 +160,36 @@ fn measure(name: &str, source: &Source, texts: &Texts, extent: &Extent) {
                 false => format!("| {rows:.2} | {bytes:.0}"),
             };
             if !extent.is_smoke {
-                let (wanted, ratio) = (wanted[0], all / likely);
+                let ratio = all / likely;
                 print!("| {name} | {tokens} | {wanted} | {all:.2} | {likely:.2} ");
                 println!("| {ratio:.2} {shares} |");
             }
         }
     }
+}
+
+/// Returns the logits that are wanted of each token: as many of the largest, or those of a draw at
+/// a temperature, or of one with top-p at the temperature 1.
+fn wanted_logits(wanted: &str, tokens: usize, random: &mut Random) -> WantedLogits {
+    let mut draw = |temperature: f32, top_p: f32| {
+        Deciding::Draw(WantedDraw {
+            noise: DrawNoise::new([(); 3].map(|()| random.next_u64() as u32)),
+            temperature,
+            top_k: 0,
+            top_p,
+            min_p: 0.0,
+        })
+    };
+    let mut logits = WantedLogits::default();
+    for _ in 0..tokens {
+        let deciding = match wanted.split_once(' ') {
+            Some(("T", temperature)) => draw(temperature.parse().unwrap(), 1.0),
+            Some((_, top_p)) => draw(1.0, top_p.parse().unwrap()),
+            None => Deciding::Largest(wanted.parse().unwrap()),
+        };
+        logits.push(deciding, &[]);
+    }
+    logits
 }
 
 /// Computes a step of some tokens that wants these logits. Returns the time of the head in
@@ -172,7 +198,7 @@ fn step(
     model: &mut Model,
     texts: &Texts,
     tokens: usize,
-    wanted: &[u32],
+    wanted: &WantedLogits,
     random: &mut Random,
 ) -> f64 {
     let mut batch = Batch::new();
@@ -195,7 +221,7 @@ fn step(
     }
     let mut kv = model.new_kv_store(pages as usize).unwrap();
     let before = model.profile().spent(Stage::Head);
-    model.want_largest(wanted);
+    model.want_logits(wanted);
     model.forward(&batch, &mut kv);
     let time = model.profile().spent(Stage::Head) - before;
     1e3 * time.as_secs_f64()
@@ -250,8 +276,8 @@ fn given_inputs(file: &[u8]) -> (Source, usize) {
     };
     let source = changed(&shape, |name, bytes| match name {
         NORM => {
-            let ones = bytes.to_mut().as_chunks_mut().0;
-            ones.fill(1.0_f32.to_le_bytes());
+            let weights = bytes.to_mut().as_chunks_mut().0;
+            weights.fill(root_mean_square(inputs.data()).to_le_bytes());
         }
         "lm_head.weight" => *bytes = Cow::Owned(head.data().to_vec()),
         "model.embed_tokens.weight" => {
@@ -264,6 +290,16 @@ fn given_inputs(file: &[u8]) -> (Source, usize) {
         _ => {}
     });
     (source, inputs.shape()[0])
+}
+
+/// Returns the root of the mean square of some bf16 numbers, which the norm gives to each input.
+fn root_mean_square(numbers: &[u8]) -> f32 {
+    let numbers = numbers.as_chunks::<2>().0;
+    let squares = numbers.iter().map(|bits| {
+        let number = f32_from_bf16(u16::from_le_bytes(*bits));
+        f64::from(number) * f64::from(number)
+    });
+    (squares.sum::<f64>() / numbers.len() as f64).sqrt() as f32
 }
 
 /// Returns the tokens of held-out conversations of the demo model.

@@ -250,14 +250,13 @@ async fn a_stop_string_ends_its_own_choice_only() {
     let request = json!({"n": 4, "seed": 3});
     let free = server.post(TEXT, &drawn(TEXT, request.clone())).await.ok();
     let text = |index: usize| free["choices"][index]["text"].as_str().unwrap();
-    let stop = text(2)
-        .chars()
-        .find(|c| c.is_ascii_graphic() && !text(0).contains(*c))
-        .expect("the choices differ");
+    let alone = |c: &char| c.is_ascii_graphic() && !text(0).contains(*c);
+    let mut stops = (1..4).filter_map(|index| Some((index, text(index).chars().find(alone)?)));
+    let (ended, stop) = stops.next().expect("the choices differ");
     let request = drawn(TEXT, merged(request, json!({"stop": stop.to_string()})));
     let answer = server.post(TEXT, &request).await.ok();
-    let stopped = &answer["choices"][2];
-    assert_eq!(stopped["text"], text(2).split(stop).next().unwrap());
+    let stopped = &answer["choices"][ended];
+    assert_eq!(stopped["text"], text(ended).split(stop).next().unwrap());
     assert_eq!(stopped["finish_reason"], "stop");
     assert_eq!(answer["choices"][0], free["choices"][0]);
 }

@@ -20,7 +20,7 @@ use sterna::engine::{
     GenerationRequest, Limits, LogitRows, Policy, SamplingParams, StreamEvent, TenantId, Unmasking,
 };
 use sterna::metrics::{Identity, Metrics};
-use sterna::model::{ExpertUse, HeadChoice, KvStore, LoadOptions, Model};
+use sterna::model::{ExpertUse, HeadChoice, KvStore, LoadOptions, Model, WantedLogits};
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, OwnDrafts, PAGE_TOKENS, StateLimits};
@@ -67,8 +67,12 @@ impl Forward for Recorded {
         Forward::prepare(&mut self.model)
     }
 
-    fn want_largest(&mut self, wanted: &[u32]) {
-        Forward::want_largest(&mut self.model, wanted);
+    fn max_wanted_rows(&self) -> usize {
+        Forward::max_wanted_rows(&self.model)
+    }
+
+    fn want_logits(&mut self, wanted: &WantedLogits) {
+        Forward::want_logits(&mut self.model, wanted);
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
@@ -495,14 +499,18 @@ fn chunked_prefill_gives_the_same_answers_as_whole_prefill() {
     }
 }
 
-/// Requests of which some draws need the few largest logits only.
+/// Requests whose draws some logits decide.
 fn narrow_requests() -> Vec<GenerationRequest> {
-    let requests = (0..6).map(|i| {
-        let request = request(2 * i, 10 + 40 * i as usize, 40);
+    let requests = (0..12).map(|i| {
+        let request = request(2 * i, 10 + 20 * i as usize, 40);
         let sampling = SamplingParams {
             temperature: if i % 2 == 0 { 0.0 } else { 0.9 },
-            top_k: if i % 2 == 0 { 0 } else { 1 + 3 * i as u32 },
-            frequency_penalty: 0.0,
+            top_k: if i % 4 == 1 { 1 + 3 * i as u32 } else { 0 },
+            top_p: if i == 7 { 0.8 } else { 1.0 },
+            min_p: if i == 11 { 0.1 } else { 0.0 },
+            repetition_penalty: if i % 4 == 2 { 1.2 } else { 1.0 },
+            presence_penalty: if i % 5 == 3 { 0.5 } else { 0.0 },
+            frequency_penalty: if i % 6 == 4 { 0.3 } else { 0.0 },
             ..request.sampling
         };
         GenerationRequest {
@@ -521,10 +529,18 @@ fn narrow_requests() -> Vec<GenerationRequest> {
 }
 
 /// Reads the tokens of the requests without log-probabilities, `at_once` of them at a time.
+fn plain_tokens(server: &Server, at_once: usize) -> Vec<Vec<u32>> {
+    plain_tokens_of(server, &narrow_requests(), at_once)
+}
+
 #[tokio::main]
-async fn plain_tokens(server: &Server, at_once: usize) -> Vec<Vec<u32>> {
+async fn plain_tokens_of(
+    server: &Server,
+    requests: &[GenerationRequest],
+    at_once: usize,
+) -> Vec<Vec<u32>> {
     let mut answers = Vec::new();
-    for some in narrow_requests().chunks(at_once) {
+    for some in requests.chunks(at_once) {
         let streams: Vec<_> = {
             let _gate = server.gate.lock().unwrap();
             let plain = some.iter().cloned().map(|mut request| {
@@ -558,6 +574,10 @@ fn likely_rows_of_the_head_give_the_tokens_of_all_rows() {
             assert_eq!(plain_tokens(&server, 1), expected);
             assert!(Instant::now() < patience, "no step had likely rows");
         }
+        let likely_steps = || server.seen.lock().unwrap().likely_steps;
+        let (before, drawn) = (likely_steps(), 3); // At a temperature, with a penalty.
+        plain_tokens_of(&server, &narrow_requests()[drawn..=drawn], 1);
+        assert!(likely_steps() > before, "no draw had likely rows");
         for at_once in [1, 2, 3, 6] {
             assert_eq!(plain_tokens(&server, at_once), expected, "{at_once}");
         }

@@ -25,7 +25,9 @@ use sterna::engine::{
 };
 use sterna::fault::{Hook, Place, set_hook};
 use sterna::metrics::{Identity, Metrics};
-use sterna::model::{ComparedStage, HeadChoice, KvStore, LoadOptions, Model, SelfTestError, toy};
+use sterna::model::{
+    ComparedStage, HeadChoice, KvStore, LoadOptions, Model, SelfTestError, WantedLogits, toy,
+};
 use sterna::startup::serve;
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, StateLimits};
@@ -133,8 +135,14 @@ impl Forward for Watched {
         Forward::prepare(&mut self.model)
     }
 
-    fn want_largest(&mut self, wanted: &[u32]) {
-        Forward::want_largest(&mut self.model, wanted);
+    /// The engine asks this at the begin of a run, before the batch is seen.
+    fn max_wanted_rows(&self) -> usize {
+        self.marked.lock().unwrap().is_inside = false;
+        Forward::max_wanted_rows(&self.model)
+    }
+
+    fn want_logits(&mut self, wanted: &WantedLogits) {
+        Forward::want_logits(&mut self.model, wanted);
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
@@ -257,17 +265,9 @@ fn marked(place: Place) -> GenerationRequest {
         ..SamplingParams::default()
     };
     let sampling = match place {
-        Place::LargestFound | Place::LargestFiltered => SamplingParams {
-            top_k: 5,
+        Place::LargestFound => SamplingParams { top_k: 5, ..drawn },
+        Place::TokensWeighed | Place::TokenScored => SamplingParams {
             top_p: 0.9,
-            ..drawn
-        },
-        Place::TokensWeighed | Place::NucleusKept => SamplingParams {
-            top_p: 0.9,
-            ..drawn
-        },
-        Place::TokensCounted | Place::TokenRanked => SamplingParams {
-            top_k: 3000,
             ..drawn
         },
         Place::DraftAccepted => SamplingParams {

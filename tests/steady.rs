@@ -24,7 +24,7 @@ use sterna::engine::{
     Diffusion, Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams,
     StepOutcome, Unmasking,
 };
-use sterna::model::{HeadChoice, KvStore, LoadOptions, Model, toy};
+use sterna::model::{HeadChoice, KvStore, LoadOptions, Model, WantedLogits, toy};
 use sterna::text::TextFiles;
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_scheduler::{Batch, PAGE_TOKENS, StateLimits, TokenId};
@@ -73,8 +73,12 @@ impl Forward for JobsForAll {
         Forward::prepare(&mut self.0)
     }
 
-    fn want_largest(&mut self, wanted: &[u32]) {
-        Forward::want_largest(&mut self.0, wanted);
+    fn max_wanted_rows(&self) -> usize {
+        Forward::max_wanted_rows(&self.0)
+    }
+
+    fn want_logits(&mut self, wanted: &WantedLogits) {
+        Forward::want_logits(&mut self.0, wanted);
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
@@ -239,8 +243,10 @@ fn a_steady_step_allocates_nothing() {
     // These draws need few logits. The first steps show which columns of the head are large.
     for threads in [1, 2] {
         let mut model = model(&toy::source(), threads, 0, KvDtype::F16);
-        let mut sets = vec![SamplingParams::greedy(); 3];
+        let mut sets = vec![SamplingParams::greedy(); 4];
         (sets[1].temperature, sets[1].top_k) = (0.8, 20);
+        (sets[2].temperature, sets[2].top_p) = (0.5, 0.99);
+        (sets[3].repetition_penalty, sets[3].presence_penalty) = (1.1, 0.5);
         check_sets(&mut model, sets, &format!("{threads} threads, likely rows"));
         assert!(model.0.likely_use().steps >= STEPS as u64);
     }

@@ -16,6 +16,7 @@ use crate::attention::{AttentionState, SavedSpans, Span};
 use crate::block::PANEL_ROWS;
 use crate::delta::{DELTA_COLUMNS, DeltaUpdate};
 use crate::dense::DenseMatrix;
+use crate::draw::DrawScores;
 use crate::elementwise::PanelScales;
 use crate::four_bit::FourBitMatrix;
 use crate::int8::Int8Matrix;
@@ -26,7 +27,7 @@ use crate::kv_page::{Bf16Chunk, E4m3Chunk, E5m2Chunk, F16Chunk};
 use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
 use crate::scalar;
-use crate::softmax::{LOGITS_BLOCK, LogitScale};
+use crate::softmax::{LOGITS_BLOCK, LogitScale, Rank};
 use crate::ternary::TernaryMatrix;
 #[cfg(target_arch = "x86_64")]
 use crate::x86_64::{avx2, avx512, avxvnni};
@@ -82,10 +83,8 @@ struct KernelTable {
     attention_finish: unsafe fn(&AttentionState, &mut [f32]),
     store_kv: [unsafe fn(&[f32], &[f32], usize, &mut [u8]); KvDtype::ALL.len()],
     scan_logits: unsafe fn(&[f32], &mut [f32]) -> bool,
-    weigh_logits: unsafe fn(&[f32], LogitScale, &mut [f32], &mut [f32], &mut [f32]),
-    sum_weights: unsafe fn(&[f32], LogitScale, &mut [f32]),
-    weights_from: unsafe fn(f32, &[f32], &[f32]) -> (f64, usize),
-    drop_weights: unsafe fn(f32, &mut [f32], &[f32], &mut [f32]),
+    sum_weights: unsafe fn(&[f32], LogitScale, Rank, &[f32], &mut [f32]),
+    best_score: unsafe fn(&[f32], DrawScores, Rank, &[f32], f32) -> (f32, u32),
     probe_read: unsafe fn(&[u8], bool),
     probe_int8: unsafe fn(u64) -> u64,
     probe_f32: unsafe fn(u64) -> u64,
@@ -132,10 +131,8 @@ macro_rules! table_of {
                 $isa::store_e5m2,
             ],
             scan_logits: $isa::scan_logits,
-            weigh_logits: $isa::weigh_logits,
             sum_weights: $isa::sum_weights,
-            weights_from: $isa::weights_from,
-            drop_weights: $isa::drop_weights,
+            best_score: $isa::best_score,
             probe_read: $isa::probe_read,
             probe_int8: $isa::probe_int8,
             probe_f32: $isa::probe_f32,
@@ -604,50 +601,36 @@ impl Kernels {
         call!(self.scan_logits(logits, peaks))
     }
 
-    /// Writes the weight of each logit, and of each block of [`LOGITS_BLOCK`] logits the sum of the
-    /// weights to `masses` and the largest weight to `heaviest`. No logit may be greater than
-    /// `scale.largest`.
-    pub fn weigh_logits(
+    /// Writes the sum of the weights of each block of [`LOGITS_BLOCK`] logits to `masses`, of the
+    /// tokens before `end`. No logit may be greater than `scale.largest`. `peaks` are the largest
+    /// logits of the blocks.
+    pub fn sum_weights(
         &self,
         logits: &[f32],
         scale: LogitScale,
-        weights: &mut [f32],
+        end: Rank,
+        peaks: &[f32],
         masses: &mut [f32],
-        heaviest: &mut [f32],
     ) {
-        assert_eq!(logits.len(), weights.len(), "weights of the logits");
+        assert_blocks(logits.len(), peaks.len());
         assert_blocks(logits.len(), masses.len());
-        assert_blocks(logits.len(), heaviest.len());
-        call!(self.weigh_logits(logits, scale, weights, masses, heaviest))
+        call!(self.sum_weights(logits, scale, end, peaks, masses))
     }
 
-    /// Writes the sums of [`Kernels::weigh_logits`], with the same bits, but not the weights.
-    pub fn sum_weights(&self, logits: &[f32], scale: LogitScale, masses: &mut [f32]) {
-        assert_blocks(logits.len(), masses.len());
-        call!(self.sum_weights(logits, scale, masses))
-    }
-
-    /// Returns the sum and the number of the weights that are at least `threshold`. `heaviest` is
-    /// what [`Kernels::weigh_logits`] wrote.
+    /// Returns the largest score above `floor` and its token, of the tokens before `end`; the first
+    /// of equal ones. Returns `floor` and `u32::MAX` if there is none. `peaks` are the largest
+    /// logits of the blocks of [`LOGITS_BLOCK`].
     #[must_use]
-    pub fn weights_from(&self, threshold: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
-        assert_blocks(weights.len(), heaviest.len());
-        call!(self.weights_from(threshold, weights, heaviest))
-    }
-
-    /// Sets weights below `threshold` to zero and writes the sum of each block's other weights to
-    /// `masses`. A block whose `heaviest` weight is below `threshold` is not written; its sum
-    /// becomes zero, so the caller must not read its weights.
-    pub fn drop_weights(
+    pub fn best_score(
         &self,
-        threshold: f32,
-        weights: &mut [f32],
-        heaviest: &[f32],
-        masses: &mut [f32],
-    ) {
-        assert_blocks(weights.len(), heaviest.len());
-        assert_blocks(weights.len(), masses.len());
-        call!(self.drop_weights(threshold, weights, heaviest, masses))
+        logits: &[f32],
+        scores: DrawScores,
+        end: Rank,
+        peaks: &[f32],
+        floor: f32,
+    ) -> (f32, u32) {
+        assert_blocks(logits.len(), peaks.len());
+        call!(self.best_score(logits, scores, end, peaks, floor))
     }
 
     /// Reads `bytes` as fast as this instruction set can, with or without prefetches: the limit of

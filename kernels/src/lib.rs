@@ -12,7 +12,7 @@
 //! | `rms_norm`, `rope`, `relu2_gate`, `silu_gate` | f32 | single rows of a layer |
 //! | `store_kv`, `attention_span`, …, `attention_finish` | f32 × f16, bf16 or FP8 | attention |
 //! | the same, with 8-bit integers | exact in a span, f32 over the spans | attention |
-//! | `scan_logits`, `weigh_logits`, … | f32 | sampling |
+//! | `scan_logits`, `best_score`, … | f32 | sampling |
 //! | `probe_…` | | measuring what the machine can do |
 //!
 //! # Scales
@@ -53,6 +53,7 @@ mod block;
 mod delta;
 mod dense;
 mod dispatch;
+mod draw;
 mod elementwise;
 mod four_bit;
 mod groups;
@@ -83,6 +84,7 @@ pub use block::PANEL_ROWS;
 pub use delta::{DELTA_COLUMNS, DeltaUpdate};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::Kernels;
+pub use draw::{DrawNoise, DrawScores};
 pub use elementwise::PanelScales;
 pub use four_bit::{FourBitMatrix, FourBitPanelMut};
 pub use groups::{GroupSize, PartialGroup};
@@ -94,5 +96,5 @@ pub use kv_geometry::{MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS};
 pub use packing::Packing;
 pub use prefetch::{PrefetchQueue, prefetch};
 pub use small_floats::{bf16_from_f32, e4m3_from_f32, e5m2_from_f32, f32_from_bf16};
-pub use softmax::{LOGITS_BLOCK, LogitScale};
+pub use softmax::{LOGITS_BLOCK, LogitScale, Rank};
 pub use ternary::{MAX_COLUMNS, PanelMut, TernaryMatrix};

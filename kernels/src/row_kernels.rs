@@ -1,7 +1,7 @@
 //! The kernels over single rows, compiled for one instruction set.
 //!
-//! `elementwise.rs`, `int8.rs`, `delta.rs`, `hadamard.rs`, `softmax.rs`, `attention.rs` and
-//! `kv_store.rs` hold their bodies, which are the same for all instruction sets.
+//! `elementwise.rs`, `int8.rs`, `delta.rs`, `hadamard.rs`, `softmax.rs`, `draw.rs`,
+//! `attention.rs` and `kv_store.rs` hold their bodies, which are the same for all instruction sets.
 
 /// Defines these kernels with the given attribute, which enables the instruction set.
 macro_rules! row_kernels {
@@ -37,22 +37,20 @@ macro_rules! row_kernels {
             delta::convolve(inputs: &[&[f32]], weights: &[f32], out: &mut [f32]);
             hadamard::hadamard(x: &mut [f32], block: usize);
             softmax::scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool;
-            softmax::weigh_logits(
+            softmax::sum_weights(
                 logits: &[f32],
                 scale: $crate::LogitScale,
-                weights: &mut [f32],
-                masses: &mut [f32],
-                heaviest: &mut [f32]
-            );
-            softmax::sum_weights(logits: &[f32], scale: $crate::LogitScale, masses: &mut [f32]);
-            softmax::weights_from(threshold: f32, weights: &[f32], heaviest: &[f32])
-                -> (f64, usize);
-            softmax::drop_weights(
-                threshold: f32,
-                weights: &mut [f32],
-                heaviest: &[f32],
+                end: $crate::Rank,
+                peaks: &[f32],
                 masses: &mut [f32]
             );
+            draw::best_score(
+                logits: &[f32],
+                scores: $crate::DrawScores,
+                end: $crate::Rank,
+                peaks: &[f32],
+                floor: f32
+            ) -> (f32, u32);
             attention::attention_merge(state: &mut $crate::AttentionState);
             attention::attention_resume(
                 state: &mut $crate::AttentionState,

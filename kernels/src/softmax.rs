@@ -7,7 +7,7 @@
 //! Invariant: no multiplication is fused with an addition. On a CPU without fused instructions, the
 //! scalar kernels would call a function for each.
 
-use crate::elementwise::{LANES, exp_with, join_lanes, larger, largest_lane, sum_lanes};
+use crate::elementwise::{LANES, exp_with, join_lanes, larger, sum_lanes};
 
 /// Logits of a block.
 pub const LOGITS_BLOCK: usize = 256;
@@ -26,10 +26,43 @@ pub struct LogitScale {
 }
 
 impl LogitScale {
+    /// Returns the scale of a row with this largest logit, at a temperature above 0.
+    #[must_use]
+    pub fn new(largest: f32, temperature: f32) -> LogitScale {
+        LogitScale {
+            largest,
+            inverse_temperature: (1.0 / temperature).min(f32::MAX),
+        }
+    }
+
     /// Returns the weight of one logit, with the same bits as the kernels.
     #[inline(always)]
     pub fn weight(self, logit: f32) -> f32 {
         exp((logit - self.largest) * self.inverse_temperature)
+    }
+}
+
+/// A place in the order of falling logits, of equal ones by rising tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rank {
+    /// The logit of the token at this place.
+    pub logit: f32,
+    /// The token at this place.
+    pub token: u32,
+}
+
+impl Rank {
+    /// The place after all tokens.
+    pub const END: Rank = Rank {
+        logit: f32::NEG_INFINITY,
+        token: u32::MAX,
+    };
+
+    /// Returns whether a token comes before this place.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_after(self, logit: f32, token: u32) -> bool {
+        (logit > self.logit) | ((logit == self.logit) & (token < self.token))
     }
 }
 
@@ -65,155 +98,51 @@ fn scan_chunk(
     )
 }
 
-/// Writes the weights of all logits, and the sum and the largest weight of each block.
+/// Writes the sum of the weights of each block, of the tokens before `end`. Blocks whose peak is
+/// below `end` are skipped.
 #[inline(always)]
-pub(crate) fn weigh_logits(
+pub(crate) fn sum_weights(
     logits: &[f32],
     scale: LogitScale,
-    weights: &mut [f32],
+    end: Rank,
+    peaks: &[f32],
     masses: &mut [f32],
-    heaviest: &mut [f32],
 ) {
-    let blocks = logits.chunks(LOGITS_BLOCK);
-    let blocks = blocks.zip(weights.chunks_mut(LOGITS_BLOCK));
-    for (((logits, weights), mass), heaviest) in blocks.zip(masses).zip(heaviest) {
-        let (mut sums, mut largest) = ([0.0; LANES], [0.0; LANES]);
-        let (chunks, rest) = logits.as_chunks::<LANES>();
-        let (outs, out_rest) = weights.as_chunks_mut::<LANES>();
-        for (chunk, out) in chunks.iter().zip(outs) {
-            *out = weigh_chunk(chunk, scale);
-            sums = std::array::from_fn(|lane| sums[lane] + out[lane]);
-            largest = std::array::from_fn(|lane| larger(out[lane], largest[lane]));
-        }
-        if !rest.is_empty() {
-            let weights = weigh_rest(rest, scale);
-            out_rest.copy_from_slice(&weights[..rest.len()]);
-            sums = std::array::from_fn(|lane| sums[lane] + weights[lane]);
-            largest = std::array::from_fn(|lane| larger(weights[lane], largest[lane]));
-        }
-        *mass = sum_lanes(&sums);
-        *heaviest = largest_lane(&largest);
-    }
-}
-
-/// Writes only the sums of [`weigh_logits`].
-#[inline(always)]
-pub(crate) fn sum_weights(logits: &[f32], scale: LogitScale, masses: &mut [f32]) {
-    for (logits, mass) in logits.chunks(LOGITS_BLOCK).zip(masses) {
-        let mut sums = [0.0; LANES];
-        let (chunks, rest) = logits.as_chunks::<LANES>();
-        for chunk in chunks {
-            let weights = weigh_chunk(chunk, scale);
-            sums = std::array::from_fn(|lane| sums[lane] + weights[lane]);
-        }
-        if !rest.is_empty() {
-            let weights = weigh_rest(rest, scale);
-            sums = std::array::from_fn(|lane| sums[lane] + weights[lane]);
-        }
-        *mass = sum_lanes(&sums);
-    }
-}
-
-#[inline(always)]
-fn weigh_chunk(chunk: &[f32; LANES], scale: LogitScale) -> [f32; LANES] {
-    let mut weights = [0.0; LANES];
-    for (weight, &logit) in weights.iter_mut().zip(chunk) {
-        *weight = scale.weight(logit);
-    }
-    weights
-}
-
-/// Returns the weights of the partial chunk at the end of a row. Surplus lanes have weight zero.
-#[inline(always)]
-fn weigh_rest(rest: &[f32], scale: LogitScale) -> [f32; LANES] {
-    let mut chunk = [0.0; LANES];
-    chunk[..rest.len()].copy_from_slice(rest);
-    let mut weights = weigh_chunk(&chunk, scale);
-    weights[rest.len()..].fill(0.0);
-    weights
-}
-
-/// Returns the sum and the number of the weights that are at least `threshold`. Blocks whose
-/// heaviest weight is below it are skipped.
-#[inline(always)]
-pub(crate) fn weights_from(threshold: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
-    let (mut mass, mut count) = (0.0, 0);
-    for (block, &heaviest) in weights.chunks(LOGITS_BLOCK).zip(heaviest) {
-        if heaviest < threshold {
+    let blocks = logits.chunks(LOGITS_BLOCK).zip(peaks).zip(masses);
+    for (block, ((logits, &peak), mass)) in blocks.enumerate() {
+        *mass = 0.0;
+        if peak < end.logit {
             continue;
         }
-        let (mut sums, mut counts) = ([0.0; LANES], [0; LANES]);
-        let (chunks, rest) = block.as_chunks::<LANES>();
+        let mut sums = [0.0; LANES];
+        let (chunks, rest) = logits.as_chunks::<LANES>();
+        let mut first = (block * LOGITS_BLOCK) as u32;
         for chunk in chunks {
-            add_from(threshold, chunk, &mut sums, &mut counts);
+            add_weights(chunk, first, scale, end, &mut sums);
+            first += LANES as u32;
         }
         if !rest.is_empty() {
-            let mut chunk = [f32::NAN; LANES]; // NaN is below any threshold.
+            let mut chunk = [f32::NEG_INFINITY; LANES]; // Its weight is 0.
             chunk[..rest.len()].copy_from_slice(rest);
-            add_from(threshold, &chunk, &mut sums, &mut counts);
+            add_weights(&chunk, first, scale, end, &mut sums);
         }
-        mass += f64::from(sum_lanes(&sums));
-        count += sum_counts(&counts);
+        *mass = sum_lanes(&sums);
     }
-    (mass, count)
 }
 
 #[inline(always)]
-fn add_from(
-    threshold: f32,
+fn add_weights(
     chunk: &[f32; LANES],
+    first: u32,
+    scale: LogitScale,
+    end: Rank,
     sums: &mut [f32; LANES],
-    counts: &mut [u32; LANES],
 ) {
-    for ((sum, count), &weight) in sums.iter_mut().zip(counts).zip(chunk) {
-        let reaches = weight >= threshold;
-        *sum += if reaches { weight } else { 0.0 };
-        *count += u32::from(reaches);
+    for (lane, (sum, &logit)) in sums.iter_mut().zip(chunk).enumerate() {
+        let weight = scale.weight(logit);
+        let counts = end.is_after(logit, first + lane as u32);
+        *sum += if counts { weight } else { 0.0 };
     }
-}
-
-/// Sets weights below `threshold` to zero and writes the sum of each block's other weights. A block
-/// whose heaviest weight is below `threshold` is not written; its sum is zero.
-#[inline(always)]
-pub(crate) fn drop_weights(
-    threshold: f32,
-    weights: &mut [f32],
-    heaviest: &[f32],
-    masses: &mut [f32],
-) {
-    let blocks = weights.chunks_mut(LOGITS_BLOCK).zip(heaviest);
-    for ((block, &heaviest), mass) in blocks.zip(masses) {
-        if heaviest < threshold {
-            *mass = 0.0;
-            continue;
-        }
-        let mut sums = [0.0; LANES];
-        let (chunks, rest) = block.as_chunks_mut::<LANES>();
-        for chunk in chunks {
-            drop_and_add(threshold, chunk, &mut sums);
-        }
-        if !rest.is_empty() {
-            let mut chunk = [0.0; LANES];
-            chunk[..rest.len()].copy_from_slice(rest);
-            drop_and_add(threshold, &mut chunk, &mut sums);
-            rest.copy_from_slice(&chunk[..rest.len()]);
-        }
-        *mass = sum_lanes(&sums);
-    }
-}
-
-#[inline(always)]
-fn drop_and_add(threshold: f32, chunk: &mut [f32; LANES], sums: &mut [f32; LANES]) {
-    for (sum, weight) in sums.iter_mut().zip(chunk) {
-        *weight = if *weight >= threshold { *weight } else { 0.0 };
-        *sum += *weight;
-    }
-}
-
-/// Adds up counts. Never inlined, as [`sum_lanes`].
-#[inline(never)]
-fn sum_counts(lanes: &[u32; LANES]) -> usize {
-    lanes.iter().sum::<u32>() as usize
 }
 
 /// Computes `e^x` for x ≤ 0 with a relative error below 3e-7. Returns 0 below −87.

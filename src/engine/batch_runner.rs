@@ -10,17 +10,17 @@ use std::time::Instant;
 
 use sterna_scheduler::{Batch, PAGE_TOKENS, Row, SequenceId, TokenId};
 
-use super::batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome, largest_needed};
+use super::batch_sampler::{BatchSampler, Continuation, DecidingLogits, Draw, DrawOutcome};
 use super::forward::Forward;
 use crate::fault::{self, Place};
-use crate::model::ExpertUse;
+use crate::model::{ExpertUse, WantedLogits};
 
 /// A model, its keys and values, and the sampler.
 pub(super) struct BatchRunner<F: Forward> {
     model: F,
     kv_store: F::KvStore,
     sampler: BatchSampler,
-    wanted: Vec<u32>,     // The largest logits of each row that the draws need.
+    deciding: Option<DecidingLogits>,
     cannot_prepare: bool, // A preparation panicked.
     drafting: Batch,      // The blocks of the pass that drafts.
     drafts: Vec<TokenId>, // Its result.
@@ -30,7 +30,7 @@ impl<F: Forward> BatchRunner<F> {
     pub(super) fn new(model: F, kv_store: F::KvStore) -> BatchRunner<F> {
         BatchRunner {
             sampler: BatchSampler::new(model.vocabulary()),
-            wanted: Vec::new(),
+            deciding: None,
             cannot_prepare: false,
             drafting: Batch::new(),
             drafts: Vec::new(),
@@ -84,7 +84,7 @@ impl<F: Forward> BatchRunner<F> {
 
     /// Runs the forward pass of a batch whose logits are not wanted.
     pub(super) fn forward(&mut self, batch: &Batch) {
-        self.model.want_largest(&[]);
+        self.model.want_logits(&WantedLogits::default());
         drop(self.model.forward(batch, &mut self.kv_store));
     }
 
@@ -95,8 +95,15 @@ impl<F: Forward> BatchRunner<F> {
         batch: &Batch,
         continuation: impl Fn(SequenceId) -> Continuation<'a> + Sync,
     ) -> Instant {
-        largest_needed(batch, &continuation, &mut self.wanted);
-        self.model.want_largest(&self.wanted);
+        if !(1..=self.model.max_wanted_rows()).contains(&batch.logits_count()) {
+            return self.run_with_all_logits(batch, continuation);
+        }
+        // A panic loses this memory, so that nothing half done stays in it.
+        let vocabulary = self.model.vocabulary();
+        let deciding = self.deciding.take();
+        let mut deciding = deciding.unwrap_or_else(|| DecidingLogits::new(vocabulary));
+        self.model.want_logits(deciding.of(batch, &continuation));
+        self.deciding = Some(deciding);
         self.run_wanting(batch, continuation)
     }
 
@@ -106,7 +113,7 @@ impl<F: Forward> BatchRunner<F> {
         batch: &Batch,
         continuation: impl Fn(SequenceId) -> Continuation<'a> + Sync,
     ) -> Instant {
-        self.model.want_largest(&[]);
+        self.model.want_logits(&WantedLogits::default());
         self.run_wanting(batch, continuation)
     }
 
@@ -145,7 +152,7 @@ impl<F: Forward> BatchRunner<F> {
             self.drafting.set_block(u32::MAX); // One block for all of the row.
         }
         if !self.drafting.rows().is_empty() {
-            self.model.want_largest(&[]);
+            self.model.want_logits(&WantedLogits::default());
             let mut logits = self.model.forward(&self.drafting, &mut self.kv_store);
             let count = self.drafting.logits_count();
             self.drafts.resize(count, mask_token);

@@ -7,7 +7,7 @@ use std::io;
 use sterna_kernels::Kernels;
 use sterna_scheduler::{Batch, Limits};
 
-use crate::model::{ExpertUse, KvStore, Model, StepLogits};
+use crate::model::{ExpertUse, KvStore, Model, StepLogits, WantedLogits};
 
 /// A model that can run a step.
 pub trait Forward: Send {
@@ -49,9 +49,14 @@ pub trait Forward: Send {
         false
     }
 
-    /// Says how many of the largest logits of each row the next step wants, the first if logits are
-    /// equal. The other logits may be lower then. Nothing wanted means all logits.
-    fn want_largest(&mut self, _wanted: &[u32]) {}
+    /// Returns the most rows of logits of a step that may compute only wanted logits. The engine
+    /// calls [`want_logits`](Self::want_logits) before such a step.
+    fn max_wanted_rows(&self) -> usize {
+        0
+    }
+
+    /// Says which logits of each row the next step wants. The other logits may be lower then.
+    fn want_logits(&mut self, _wanted: &WantedLogits) {}
 
     /// Makes the batch's page copies, then computes its rows. The result has one row of logits for
     /// each token whose logits are wanted, in the order of the batch's rows and of their tokens.
@@ -126,8 +131,12 @@ impl<F: Forward> Forward for &mut F {
         F::prepare(self)
     }
 
-    fn want_largest(&mut self, wanted: &[u32]) {
-        F::want_largest(self, wanted);
+    fn max_wanted_rows(&self) -> usize {
+        F::max_wanted_rows(self)
+    }
+
+    fn want_logits(&mut self, wanted: &WantedLogits) {
+        F::want_logits(self, wanted);
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut F::KvStore) -> impl LogitRows {
@@ -166,8 +175,12 @@ impl Forward for Model {
         Model::prepare(self)
     }
 
-    fn want_largest(&mut self, wanted: &[u32]) {
-        Model::want_largest(self, wanted);
+    fn max_wanted_rows(&self) -> usize {
+        Model::max_wanted_tokens(self)
+    }
+
+    fn want_logits(&mut self, wanted: &WantedLogits) {
+        Model::want_logits(self, wanted);
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {

@@ -18,7 +18,6 @@ use super::batch_sampler::{BatchSampler, Continuation};
 use super::calibrate::FreeMemory;
 use super::forward::{CopyRow, Forward, LogitRows};
 use super::request::GenerationRequest;
-use super::sampler::MAX_SORTED_TOP_K;
 use super::sampling_params::{MAX_LOGPROBS, SamplingParams};
 
 /// The least repetitions of each kind. The fastest counts, because other load makes a draw longer,
@@ -34,6 +33,9 @@ const TIME_LIMIT: Duration = Duration::from_millis(100);
 /// The top-k up to which a small one is measured.
 const SMALL_TOP_K: usize = 64;
 
+/// The top-k up to which a medium one is measured.
+const MEDIUM_TOP_K: usize = 2048;
+
 /// The number of tokens before each measured draw.
 const HISTORY: usize = 1024;
 
@@ -45,7 +47,7 @@ pub(super) struct SamplingCosts {
     random: Nanos,  // A draw from all tokens.
     nucleus: Nanos, // Top-p or min-p without top-k.
     small_top_k: Nanos,
-    sorted_top_k: Nanos, // The largest top-k that is sorted.
+    medium_top_k: Nanos,
     large_top_k: Nanos,
     logprobs: Nanos,
     changed_logits: Nanos, // By a bias, a penalty, a mask or a minimum length.
@@ -114,8 +116,8 @@ impl SamplingCosts {
             }
         } else if top_k <= SMALL_TOP_K {
             self.small_top_k
-        } else if top_k <= MAX_SORTED_TOP_K {
-            self.sorted_top_k
+        } else if top_k <= MEDIUM_TOP_K {
+            self.medium_top_k
         } else {
             self.large_top_k
         }
@@ -210,7 +212,7 @@ impl<'a, L: LogitRows> DrawBench<'a, L> {
             random: more(&|params| params.temperature = 1.0, greedy),
             nucleus: more(&top_k(0), greedy),
             small_top_k: more(&top_k(SMALL_TOP_K), greedy),
-            sorted_top_k: more(&top_k(MAX_SORTED_TOP_K), greedy),
+            medium_top_k: more(&top_k(MEDIUM_TOP_K), greedy),
             large_top_k: more(&top_k(vocabulary - 1), greedy),
             logprobs: more(&|params| params.logprobs = Some(MAX_LOGPROBS), greedy),
             changed_logits,
@@ -275,7 +277,7 @@ mod tests {
         random: 2,
         nucleus: 5,
         small_top_k: 10,
-        sorted_top_k: 100,
+        medium_top_k: 100,
         large_top_k: 1_000,
         logprobs: 10_000,
         changed_logits: 100_000,

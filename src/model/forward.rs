@@ -21,6 +21,7 @@ use super::pool::Pool;
 use super::profile::{Profile, Stage};
 use super::recurrent_head::RecurrentScratch;
 use super::state_store::{StateShape, StateStore};
+use super::wanted::WantedLogits;
 use super::weights::{Sizes, Weights};
 use super::workers::{ForwardContext, Scratch, ScratchSizes, Workers};
 #[cfg(test)]
@@ -44,8 +45,8 @@ pub struct Model {
     memory: StepMemory,
     logits: Logits,
     max_logits_rows: usize,
-    /// How many of the largest logits of each row the next step wants; empty if all.
-    wanted: Vec<u32>,
+    /// The logits that the next step wants.
+    wanted: WantedLogits,
     kv_dtype: KvDtype,
     profile: Profile,
 }
@@ -143,6 +144,7 @@ impl Model {
         let scratch = scratch.collect();
         let padded_rows = weights.head.as_ref().map_or(0, OutputHead::padded_rows);
         let logits = padded_rows * options.max_logits_rows;
+        let wanted = WantedLogits::with_capacity(config.vocab);
         Ok(Model {
             memory: StepMemory::new(&config, &weights, options.max_step_tokens),
             logits: Logits::new(config.vocab, logits),
@@ -154,7 +156,7 @@ impl Model {
                 scratch,
             },
             max_logits_rows: options.max_logits_rows,
-            wanted: Vec::with_capacity(options.max_logits_rows),
+            wanted,
             kv_dtype: options.kv_dtype,
             profile: Profile::new(),
         })
@@ -275,11 +277,15 @@ impl Model {
         }
     }
 
-    /// Says how many of the largest logits of each row the next step wants, the first if their
-    /// logits are equal. The other logits may be lower then. Nothing wanted means all logits.
-    pub fn want_largest(&mut self, wanted: &[u32]) {
-        self.wanted.clear();
-        self.wanted.extend_from_slice(wanted);
+    /// Returns the most tokens with logits of a step that may compute only wanted logits.
+    pub fn max_wanted_tokens(&self) -> usize {
+        let head = self.weights.head.as_ref();
+        head.map_or(0, OutputHead::max_wanted_tokens)
+    }
+
+    /// Says which logits of each row the next step wants. The other logits may be lower then.
+    pub fn want_logits(&mut self, wanted: &WantedLogits) {
+        self.wanted.copy(wanted);
     }
 
     /// Returns how often only the likely rows of the output head were computed.
@@ -480,8 +486,8 @@ impl Model {
     }
 
     /// Computes the logits: the output head on the normed hidden states of the tokens that get
-    /// logits. Of each row, the `wanted` largest are wanted, or all if `wanted` is empty.
-    pub(super) fn compute_logits(&mut self, hidden: &[f32], wanted: &[u32]) {
+    /// logits. These logits of each row are `wanted`, or all if `wanted` is empty.
+    pub(super) fn compute_logits(&mut self, hidden: &[f32], wanted: &WantedLogits) {
         let Model {
             weights, workers, ..
         } = self;

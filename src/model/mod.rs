@@ -46,6 +46,7 @@ mod state_store;
 mod tests;
 mod text_embedding;
 pub mod toy;
+mod wanted;
 mod weights;
 mod workers;
 
@@ -59,4 +60,5 @@ pub use profile::{Profile, Stage};
 pub use self_test::{ComparedPart, ComparedStage, KernelDifference, SelfTestError};
 pub use state_store::AlternatingSlabs;
 pub use text_embedding::TextEmbedding;
+pub use wanted::{Deciding, LogitChange, WantedDraw, WantedLogits};
 pub use weights::Sizes;

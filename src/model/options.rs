@@ -2,8 +2,8 @@
 
 use sterna_kernels::{Kernels, KvDtype};
 
-/// How the few largest logits of a screened output head are computed. Both ways give the same
-/// logits.
+/// How a screened output head computes the logits that decide what is drawn. Both ways give the
+/// same logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadChoice {
     /// In the way that took less time before: all rows, or only the rows that can have these
@@ -31,7 +31,7 @@ pub struct LoadOptions {
     /// The size from which on a float output head is screened: multiplied in 8 bits first, then the
     /// best rows of each token again from the floats.
     pub exact_head_bytes: usize,
-    /// How a screened head computes the largest logits.
+    /// How a screened head computes the logits that decide what is drawn.
     pub head_choice: HeadChoice,
     /// The number format of keys and values.
     pub kv_dtype: KvDtype,

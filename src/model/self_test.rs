@@ -15,6 +15,7 @@ use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 use super::forward::Model;
 use super::kv_store::KvStore;
 use super::state_store::AlternatingSlabs;
+use super::wanted::WantedLogits;
 
 /// The tokens that are compared: a short prefill and a decode. More would only repeat them.
 const MAX_TOKENS: usize = 9;
@@ -202,7 +203,7 @@ impl Comparison<'_> {
             return Ok(());
         }
         let logits = self.both(ComparedStage::Head, |model, _| {
-            model.compute_logits(&hidden, &[]);
+            model.compute_logits(&hidden, &WantedLogits::default());
             let mut logits = vec![0.0; model.config().vocab];
             model.step_logits().logits().copy_row(0, &mut logits);
             logits

@@ -4,9 +4,10 @@
 use std::hint::black_box;
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, FourBitMatrix, GroupSize, Int8Matrix, Isa, Kernels, KvDtype,
-    LOGITS_BLOCK, LogitScale, PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue,
-    QuantizedActivations, SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix, f16_from_f32,
+    AttentionState, DenseMatrix, DrawNoise, DrawScores, FourBitMatrix, GroupSize, Int8Matrix, Isa,
+    Kernels, KvDtype, LOGITS_BLOCK, LogitScale, PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales,
+    PrefetchQueue, QuantizedActivations, Rank, SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix,
+    f16_from_f32,
 };
 
 use crate::{Case, Round};
@@ -61,10 +62,8 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("store_kv_int8", "values", HEAD_DIM, store_kv_int8),
     ("scale_panel", "tokens", 8, scale_panel),
     ("scan_logits", "logits", LOGITS, scan_logits),
-    ("weigh_logits", "logits", LOGITS, weigh_logits),
     ("sum_weights", "logits", LOGITS, sum_weights),
-    ("weights_from", "logits", LOGITS, weights_from),
-    ("drop_weights", "logits", LOGITS, drop_weights),
+    ("best_score", "logits", LOGITS, best_score),
 ];
 
 /// Returns the cases of an instruction set. Preparing one panics if the CPU lacks the set.
@@ -366,57 +365,38 @@ const SCALE: LogitScale = LogitScale {
     inverse_temperature: 1.25,
 };
 
-/// Returns the weights of some logits, and the sum and the largest weight of each block.
-fn weighed(kernels: Kernels, count: usize) -> [Vec<f32>; 3] {
-    let blocks = count.div_ceil(LOGITS_BLOCK);
-    let [mut weights, mut masses, mut heaviest] = [count, blocks, blocks].map(|n| vec![0.0; n]);
-    kernels.weigh_logits(
-        &values(count),
-        SCALE,
-        &mut weights,
-        &mut masses,
-        &mut heaviest,
-    );
-    [weights, masses, heaviest]
+/// Returns some logits, and the largest of each block.
+fn scanned(kernels: Kernels, count: usize) -> (Vec<f32>, Vec<f32>) {
+    let (logits, mut peaks) = (values(count), vec![0.0; count.div_ceil(LOGITS_BLOCK)]);
+    assert!(kernels.scan_logits(&logits, &mut peaks));
+    (logits, peaks)
 }
 
 fn scan_logits(kernels: Kernels, count: usize) -> Round {
-    let (logits, [_, mut peaks, _]) = (values(count), weighed(kernels, count));
+    let (logits, mut peaks) = scanned(kernels, count);
     Box::new(move || {
         black_box(kernels.scan_logits(black_box(&logits), &mut peaks));
         black_box(&mut peaks);
     })
 }
 
-fn weigh_logits(kernels: Kernels, count: usize) -> Round {
-    let (logits, [mut weights, mut masses, mut heaviest]) =
-        (values(count), weighed(kernels, count));
-    Box::new(move || {
-        let logits = black_box(&logits);
-        kernels.weigh_logits(logits, SCALE, &mut weights, &mut masses, &mut heaviest);
-        black_box((&mut weights, &mut masses, &mut heaviest));
-    })
-}
-
 fn sum_weights(kernels: Kernels, count: usize) -> Round {
-    let (logits, [_, mut masses, _]) = (values(count), weighed(kernels, count));
+    let (logits, peaks) = scanned(kernels, count);
+    let mut masses = vec![0.0; peaks.len()];
     Box::new(move || {
-        kernels.sum_weights(black_box(&logits), SCALE, &mut masses);
+        kernels.sum_weights(black_box(&logits), SCALE, Rank::END, &peaks, &mut masses);
         black_box(&mut masses);
     })
 }
 
-fn weights_from(kernels: Kernels, count: usize) -> Round {
-    let [weights, _, heaviest] = weighed(kernels, count);
+fn best_score(kernels: Kernels, count: usize) -> Round {
+    let (logits, peaks) = scanned(kernels, count);
+    let scores = DrawScores {
+        scale: SCALE,
+        noise: DrawNoise::new([1, 2, 3]),
+    };
     Box::new(move || {
-        black_box(kernels.weights_from(black_box(0.5), &weights, &heaviest));
-    })
-}
-
-fn drop_weights(kernels: Kernels, count: usize) -> Round {
-    let [mut weights, mut masses, heaviest] = weighed(kernels, count);
-    Box::new(move || {
-        kernels.drop_weights(black_box(0.5), &mut weights, &heaviest, &mut masses);
-        black_box((&mut weights, &mut masses));
+        let (logits, least) = (black_box(&logits), f32::NEG_INFINITY);
+        black_box(kernels.best_score(logits, scores, Rank::END, &peaks, least));
     })
 }

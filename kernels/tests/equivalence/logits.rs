@@ -1,6 +1,6 @@
 //! Kernels over a row of logits.
 
-use sterna_kernels::{Kernels, LOGITS_BLOCK, LogitScale};
+use sterna_kernels::{DrawNoise, DrawScores, Kernels, LOGITS_BLOCK, LogitScale, Rank};
 use sterna_random::Random;
 
 use crate::{bits, each_isa, float, scalar};
@@ -46,8 +46,20 @@ fn every_isa_finds_the_largest_logits_and_those_that_are_not_finite() {
     }
 }
 
+/// Returns a random place in the order of a row: the end, or that of one of its tokens.
+fn rank(random: &mut Random, logits: &[f32]) -> Rank {
+    let token = random.index(logits.len());
+    match random.index(3) {
+        0 => Rank::END,
+        _ => Rank {
+            logit: logits[token],
+            token: token as u32,
+        },
+    }
+}
+
 #[test]
-fn every_isa_computes_the_same_weights_and_sums() {
+fn every_isa_computes_the_same_sums_and_finds_the_best_score() {
     let mut random = Random::from_env();
     for _ in 0..500 {
         let mut logits = row_of_logits(&mut random);
@@ -59,40 +71,42 @@ fn every_isa_computes_the_same_weights_and_sums() {
             largest: logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
             inverse_temperature: random.pick(&[1.0, 0.5, 1.25, 30.0]),
         };
-        let blocks = logits.len().div_ceil(LOGITS_BLOCK);
-        let threshold = random.pick(&[1e-30, 0.01, 0.3, 1.0]);
+        let noise = DrawNoise::new([(); 3].map(|()| random.next_u64() as u32));
+        let scores = DrawScores { scale, noise };
+        let (end, first) = (rank(&mut random, &logits), random.pick(&[0, 32, u32::MAX]));
+        let shifted = scores.starting_at(first);
+        let blocks = logits.chunks(LOGITS_BLOCK);
+        let largest = |block: &[f32]| block.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let peaks: Vec<f32> = blocks.clone().map(largest).collect();
+        let tokens = (0..).zip(logits.iter().copied());
+        let tokens = tokens.filter(|(token, logit)| end.is_after(*logit, *token));
+        let scored = tokens
+            .map(|(token, logit): (u32, f32)| (scores.of(logit, token.wrapping_add(first)), token));
+        let higher = |best: (f32, u32), token: (f32, u32)| {
+            if token.0 > best.0 { token } else { best }
+        };
+        let floor = random.pick(&[f32::NEG_INFINITY, -2.0, 3.0, 5.0]);
+        let best = scored.fold((floor, u32::MAX), higher);
         let run = |kernels: Kernels| {
-            let mut weights = vec![f32::NAN; logits.len()];
-            let [mut masses, mut heaviest, mut sums] = [(); 3].map(|()| vec![f32::NAN; blocks]);
-            kernels.weigh_logits(&logits, scale, &mut weights, &mut masses, &mut heaviest);
-            kernels.sum_weights(&logits, scale, &mut sums);
-            assert_eq!(
-                bits(&sums),
-                bits(&masses),
-                "the sums are the same with and without weights"
-            );
-            let (mass, count) = kernels.weights_from(threshold, &weights, &heaviest);
-            let all = [&weights[..], &masses, &heaviest].concat();
-            let expected = weights
-                .iter()
-                .filter(|weight| **weight >= threshold)
-                .count();
-            assert_eq!(count, expected, "{} from {threshold} up", kernels.isa());
-            kernels.drop_weights(threshold, &mut weights, &heaviest, &mut masses);
-            let remaining: f64 = masses.iter().copied().map(f64::from).sum();
-            assert_eq!(
-                remaining.to_bits(),
-                mass.to_bits(),
-                "the remaining weights are those from the threshold up"
-            );
-            (bits(&all), bits(&weights), bits(&masses))
+            let mut masses = vec![f32::NAN; peaks.len()];
+            kernels.sum_weights(&logits, scale, end, &peaks, &mut masses);
+            let found = kernels.best_score(&logits, shifted, end, &peaks, floor);
+            assert_eq!(found, best, "{}", kernels.isa());
+            bits(&masses)
         };
         let expected = run(scalar());
-        for (weight, &logit) in expected.0.iter().zip(&logits) {
-            assert_eq!(*weight, scale.weight(logit).to_bits());
-            let exact = f64::from((logit - scale.largest) * scale.inverse_temperature).exp();
-            let error = (f64::from(f32::from_bits(*weight)) - exact).abs();
-            assert!(error <= 3e-7 * exact + 1e-37, "off {exact} by {error}");
+        let firsts = (0..).step_by(LOGITS_BLOCK);
+        for ((first, block), mass) in firsts.zip(blocks).zip(&expected) {
+            let tokens = (first..).zip(block.iter().copied());
+            let tokens = tokens.filter(|(token, logit)| end.is_after(*logit, *token));
+            let weights = tokens.map(|(_, logit)| {
+                f64::from((logit - scale.largest) * scale.inverse_temperature).exp()
+            });
+            let (sum, found) = (weights.sum::<f64>(), f64::from(f32::from_bits(*mass)));
+            assert!(
+                (sum - found).abs() <= 1e-6 * sum + 1e-30,
+                "{found} instead of {sum}"
+            );
         }
         for kernels in each_isa() {
             assert_eq!(run(kernels), expected, "{}", kernels.isa());

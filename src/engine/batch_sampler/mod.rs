@@ -8,14 +8,18 @@
 //! Invariant: a sequence's tokens and log-probabilities are the same with and without draft
 //! tokens. A draft token is only compared with the drawn token, and later draws see the drawn one.
 
+mod deciding;
+
 use sterna_kernels::Kernels;
 use sterna_scheduler::{Batch, OutputRules, Row, Sampled, SequenceId, TokenId};
 
 use super::forward::{CopyRow, LogitRows};
-use super::sampler::{self, DrawContext, Sampler, Unsampleable};
+use super::sampler::{DrawContext, Sampler, Unsampleable};
 use super::sampling_params::{SamplingParams, ScoredToken, TokenOutput};
 use crate::constraint::{Mask, MaskState, TokenMasks};
 use crate::fault::{self, Place};
+
+pub(super) use deciding::DecidingLogits;
 
 /// A sequence whose next tokens are drawn.
 pub struct Continuation<'a> {
@@ -276,40 +280,6 @@ fn cut(batch: &Batch, target: usize, scored: impl Fn(&Row) -> usize) -> usize {
 fn scored_of(row: &Row, known: usize) -> usize {
     let first = row.logits_range().start;
     (known - 1).saturating_sub(first).min(row.logits as usize)
-}
-
-/// Sets `wanted` to how many of the largest logits of each row of logits the draws of `batch` need,
-/// or to nothing if one of them needs more than those.
-pub(super) fn largest_needed<'a>(
-    batch: &Batch,
-    continuation: impl Fn(SequenceId) -> Continuation<'a>,
-    wanted: &mut Vec<u32>,
-) {
-    wanted.clear();
-    for row in batch.rows().iter().filter(|row| row.logits > 0) {
-        let Some(largest) = largest_of(row, &continuation(row.sequence)) else {
-            return wanted.clear();
-        };
-        wanted.extend(std::iter::repeat_n(largest, row.logits as usize));
-    }
-}
-
-/// Returns how many of the largest logits the draws of a row need, if they need no others.
-fn largest_of(row: &Row, sequence: &Continuation<'_>) -> Option<u32> {
-    let (params, known) = (sequence.params, sequence.known.len());
-    // The tokens of a block are scored too. A limit of the reasoning forces tokens.
-    let needs_others = row.block != 0
-        || params.pooling.is_some()
-        || params.thinking.is_some()
-        || sequence.masks.is_some()
-        || scored_of(row, known) > 0;
-    if needs_others {
-        return None;
-    }
-    // The forbidden tokens may have the largest logits. Later draws of the row forbid fewer.
-    let forbidden = (sequence.rules).forbidden_tokens(known - sequence.prompt_tokens);
-    let largest = sampler::largest_needed(params)?;
-    Some(largest.saturating_add(forbidden.len() as u32))
 }
 
 /// Copies the hidden states of the sequences that want an embedding.

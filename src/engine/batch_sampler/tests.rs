@@ -8,6 +8,7 @@ use sterna_scheduler::{PAGE_TOKENS, Page};
 use super::*;
 use crate::checkpoint::Pooling;
 use crate::constraint::ThinkingBudget;
+use crate::model::{Deciding, LogitChange, WantedLogits};
 
 const VOCABULARY: usize = 12;
 const STOP: TokenId = 3;
@@ -411,8 +412,17 @@ fn the_scores_of_a_prompt_do_not_depend_on_the_worker_and_nothing_follows_a_fail
     }
 }
 
-/// Returns how many of the largest logits the step of one token after `known` needs.
-fn largest_after(known: &[TokenId], change: impl FnOnce(&mut SamplingParams)) -> Vec<u32> {
+/// Returns the logits that the step of one token after `known` needs.
+fn needed_after(known: &[TokenId], change: impl FnOnce(&mut SamplingParams)) -> WantedLogits {
+    needed_with(known, &[], change)
+}
+
+/// Returns the logits that the step of the last of the tokens `known` and of `drafts` needs.
+fn needed_with(
+    known: &[TokenId],
+    drafts: &[TokenId],
+    change: impl FnOnce(&mut SamplingParams),
+) -> WantedLogits {
     let mut params = SamplingParams::greedy();
     change(&mut params);
     let rules = OutputRules {
@@ -422,14 +432,9 @@ fn largest_after(known: &[TokenId], change: impl FnOnce(&mut SamplingParams)) ->
     };
     let mut batch = Batch::new();
     let start = known.len() - 1;
-    batch.push_row(
-        SequenceId::new(0, 0),
-        start,
-        &known[start..],
-        &[Page::new(0)],
-        1,
-    );
-    let mut wanted = vec![99];
+    let tokens = [&known[start..], drafts].concat();
+    let (pages, logits) = ([Page::new(0)], tokens.len());
+    batch.push_row(SequenceId::new(0, 0), start, &tokens, &pages, logits);
     let continuation = |_| Continuation {
         params: &params,
         rules: &rules,
@@ -438,40 +443,98 @@ fn largest_after(known: &[TokenId], change: impl FnOnce(&mut SamplingParams)) ->
         prompt_tokens: 2,
         masks: None,
     };
-    largest_needed(&batch, continuation, &mut wanted);
-    wanted
+    let mut deciding = DecidingLogits::new(VOCABULARY);
+    deciding.of(&batch, continuation).clone()
+}
+
+/// A draw from many tokens wants the logits that decide it, at its position.
+fn check_draws(known: &[TokenId]) {
+    let random = |params: &mut SamplingParams| (params.temperature, params.seed) = (0.8, 3);
+    let filtered = |params: &mut SamplingParams| {
+        random(params);
+        (params.top_p, params.min_p) = (0.9, 0.1);
+    };
+    let draw_of = |needed: &WantedLogits| match needed.tokens().collect::<Vec<_>>()[..] {
+        [(Deciding::Draw(draw), [])] => *draw,
+        _ => panic!("{needed:?}"),
+    };
+    let draw = draw_of(&needed_after(known, random));
+    assert_eq!((draw.temperature, draw.top_k), (0.8, 0));
+    assert_eq!((draw.top_p, draw.min_p), (1.0, 0.0));
+    let other = draw_of(&needed_after(known, filtered));
+    assert_eq!((other.top_p, other.min_p), (0.9, 0.1));
+    assert_eq!(other.noise, draw.noise, "the same seed and position");
+    let later = [known, &[6]].concat();
+    assert_ne!(draw_of(&needed_after(&later, random)).noise, draw.noise);
+    // Each draft token has a draw of its own, whose penalties count the draft tokens before.
+    let penalized = |params: &mut SamplingParams| {
+        random(params);
+        params.presence_penalty = 0.5;
+    };
+    let drafted = needed_with(known, &[6, 8], penalized);
+    for (place, of_place) in drafted.tokens().enumerate() {
+        let alone = needed_after(&[known, &[6, 8][..place]].concat(), penalized);
+        assert_eq!(Some(of_place), alone.tokens().next());
+    }
+    assert_eq!(drafted.tokens().len(), 3);
+    let many = |params: &mut SamplingParams| {
+        random(params);
+        params.top_k = 65;
+    };
+    assert_eq!(draw_of(&needed_after(known, many)).top_k, 65);
+    let changed = needed_after(known, |params| {
+        random(params);
+        params.logit_bias = vec![(9, 2.0)];
+        params.repetition_penalty = 1.5;
+        (params.frequency_penalty, params.presence_penalty) = (0.25, 0.5);
+    });
+    let [(Deciding::Draw(_), changes)] = changed.tokens().collect::<Vec<_>>()[..] else {
+        panic!("{changed:?}");
+    };
+    let change = |token, bias, penalty, minus| LogitChange {
+        token,
+        bias,
+        penalty,
+        minus,
+    };
+    let prompt = [change(1, 0.0, 1.5, 0.0), change(2, 0.0, 1.5, 0.0)];
+    let output = [change(4, 0.0, 1.5, 0.75), change(5, 0.0, 1.5, 0.75)];
+    let expected = [&[change(9, 2.0, 1.0, 0.0)], &prompt[..], &output].concat();
+    assert_eq!(changes, expected);
 }
 
 #[test]
 fn a_step_wants_few_logits_if_its_draws_need_no_others() {
     let known = [1, 2, 4, 5];
-    assert_eq!(largest_after(&known, |_| {}), [1]);
+    let largest = |count, forbidden: &[TokenId]| {
+        let forbidden = forbidden.iter().map(|token| LogitChange {
+            token: *token,
+            bias: f32::NEG_INFINITY,
+            penalty: 1.0,
+            minus: 0.0,
+        });
+        let mut wanted = WantedLogits::default();
+        wanted.push(Deciding::Largest(count), &forbidden.collect::<Vec<_>>());
+        wanted
+    };
+    assert_eq!(needed_after(&known, |_| {}), largest(1, &[]));
     let top_k = |params: &mut SamplingParams| (params.temperature, params.top_k) = (0.8, 5);
-    assert_eq!(largest_after(&known, top_k), [5]);
+    assert_eq!(needed_after(&known, top_k), largest(5, &[]));
     // A minimum length forbids both stop tokens.
-    assert_eq!(largest_after(&known[..3], top_k), [7]);
-    let changes: [fn(&mut SamplingParams); 9] = [
-        |params| params.temperature = 0.8,
+    assert_eq!(needed_after(&known[..3], top_k), largest(5, &[STOP, 7]));
+    check_draws(&known);
+    let changes: [fn(&mut SamplingParams); 3] = [
         |params| params.logprobs = Some(0),
-        |params| params.logit_bias = vec![(1, 1.0)],
-        |params| params.repetition_penalty = 1.1,
-        |params| params.frequency_penalty = 0.1,
-        |params| params.presence_penalty = 0.1,
         |params| params.pooling = Some(Pooling::LastToken),
-        |params| {
-            let budget = ThinkingBudget::of_last_tokens(3, true, VOCABULARY as u32);
-            params.thinking = Some(budget);
-        },
-        |params| (params.temperature, params.top_p) = (0.8, 0.9),
+        |params| (params.temperature, params.top_k, params.top_p) = (0.8, 65, 0.9),
     ];
     for (index, change) in changes.into_iter().enumerate() {
-        assert_eq!(largest_after(&known, change), [0; 0], "change {index}");
+        assert!(needed_after(&known, change).is_all(), "change {index}");
     }
     // The token after the first of the prompt is known, so it is scored.
     let mut batch = Batch::new();
     batch.push_row(SequenceId::new(0, 0), 0, &[1, 2], &[Page::new(0)], 2);
     let (params, rules) = (SamplingParams::greedy(), OutputRules::default());
-    let mut wanted = Vec::new();
     let continuation = |_| Continuation {
         params: &params,
         rules: &rules,
@@ -480,6 +543,6 @@ fn a_step_wants_few_logits_if_its_draws_need_no_others() {
         prompt_tokens: 2,
         masks: None,
     };
-    largest_needed(&batch, continuation, &mut wanted);
-    assert!(wanted.is_empty());
+    let mut deciding = DecidingLogits::new(VOCABULARY);
+    assert!(deciding.of(&batch, continuation).is_all());
 }

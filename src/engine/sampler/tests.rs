@@ -1,5 +1,8 @@
 //! Tests of the sampler: filters, penalties, log-probabilities and the distribution of draws.
 
+use sterna_kernels::DrawNoise;
+use sterna_random::{GOLDEN, mix};
+
 use super::*;
 
 const FORBID: f32 = f32::NEG_INFINITY;
@@ -49,6 +52,12 @@ fn histogram(logits: &[f32], params: &SamplingParams, draws: u64) -> Vec<u32> {
         ) as usize] += 1;
     }
     counts
+}
+
+/// Returns a pseudo-random number in 0..1.
+fn uniform(seed: u64, index: u64) -> f64 {
+    let bits = mix(mix(seed.wrapping_add(GOLDEN)).wrapping_add(index.wrapping_mul(GOLDEN)));
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 /// Returns pseudo-random logits with many ties.
@@ -258,37 +267,58 @@ fn a_draw_depends_on_seed_and_position_only() {
 
 /// Seeded answers must stay the same from one version to the next.
 #[test]
-fn the_random_numbers_of_seeds_and_positions_are_fixed() {
-    for (seed, position, bits) in [
-        (0, 0, 5_876_733_520_225_071_u64),
-        (42, 7, 6_617_773_565_905_164),
-        (u64::MAX, 1000, 305_201_395_430_618),
-    ] {
-        let expected = bits as f64 / (1_u64 << 53) as f64;
-        assert_eq!(uniform(seed, position), expected);
+fn the_random_numbers_of_seeds_positions_and_tokens_are_fixed() {
+    let draws = [(0, 0, 0), (42, 7, 128_000), (u64::MAX, 1000, 5)];
+    let bits = draws.map(|(seed, position, token)| noise(seed, position).of(token).to_bits());
+    assert_eq!(bits, [1_076_579_163, 1_059_738_353, 3_193_005_469]);
+}
+
+/// The numbers of two tokens of one draw, and of one token in two draws, are independent: no
+/// difference between the first eight bits of their places in the distribution is more frequent.
+#[test]
+fn the_random_numbers_of_two_tokens_or_draws_are_independent() {
+    const BINS: usize = 256;
+    const EACH: u64 = 400;
+    let place = |noise: DrawNoise, token: u64| {
+        let number = f64::from(noise.of(token as TokenId));
+        ((-(-number).exp()).exp() * BINS as f64) as usize
+    };
+    for distance in [1, 2, 256, 768, 1024, 3072, 4096, 1 << 14, 1 << 16] {
+        for axis in 0..4 {
+            let mut differences = [0_u32; BINS];
+            for i in 0..EACH * BINS as u64 {
+                let [first, second] = [0, distance].map(|add| match axis {
+                    0 => place(noise(i + add, 7), 100),
+                    1 => place(noise(7, i + add), 100),
+                    2 => place(noise(7, 100), i + add),
+                    _ => place(noise(7, i), 100 + add),
+                });
+                differences[first ^ second] += 1;
+            }
+            let each = EACH as f64;
+            let square = |n: &u32| (f64::from(*n) - each).powi(2) / each;
+            let chi_square: f64 = differences.iter().map(square).sum();
+            assert!(
+                chi_square < 350.0,
+                "255 degrees of freedom, p < 0.0001: {chi_square}, axis {axis}, {distance}"
+            );
+        }
     }
 }
 
+/// Each of many equal tokens is drawn as often as the others, wherever it is in the row.
 #[test]
-fn uniform_is_flat_over_positions_and_seeds() {
-    for axis in 0..2 {
-        let mut bins = [0_u32; 64];
-        for i in 0..64_000 {
-            let point = if axis == 0 {
-                uniform(7, i)
-            } else {
-                uniform(i, 7)
-            };
-            bins[(point * 64.0) as usize] += 1;
-        }
-        let chi_square: f64 = bins
-            .iter()
-            .map(|&n| (f64::from(n) - 1000.0).powi(2) / 1000.0)
-            .sum();
-        assert!(
-            chi_square < 110.0,
-            "63 degrees of freedom, p < 0.0003: {chi_square}"
-        );
+fn equal_tokens_are_drawn_equally_often() {
+    for tokens in [7_usize, 64, 1000] {
+        let (logits, each) = (vec![0.5; tokens], 200_000 / tokens as u64);
+        let counts = histogram(&logits, &at(1.0), each * tokens as u64);
+        let each = each as f64;
+        let square = |n: &u32| (f64::from(*n) - each).powi(2) / each;
+        let chi_square: f64 = counts.iter().map(square).sum();
+        // A chi-square of many degrees of freedom is about normal.
+        let degrees = tokens as f64 - 1.0;
+        let deviations = (chi_square - degrees) / (2.0 * degrees).sqrt();
+        assert!(deviations < 4.0, "{tokens} tokens: {deviations} deviations");
     }
 }
 
@@ -346,24 +376,43 @@ fn filters_keep_exactly_the_likely_tokens() {
     check(3, 0.5, 0.0, &[0, 2]);
 }
 
-/// Draws by the definition: sort all tokens, apply top-p and min-p, pick in the order of ids.
+/// Draws by the definition: sort all tokens, apply top-k, top-p and min-p, take the best score.
 fn draw_by_sorting(logits: &[f32], params: &SamplingParams) -> TokenId {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let scale = scale(max, params.temperature);
-    let mut all: Vec<Candidate> = (0..)
+    let scale = sterna_kernels::LogitScale {
+        largest: max,
+        inverse_temperature: (1.0 / params.temperature).min(f32::MAX),
+    };
+    let mut all: Vec<Rank> = (0..)
         .zip(logits)
-        .map(|(token, &logit)| Candidate {
-            token,
-            logit,
-            weight: scale.weight(logit),
-        })
+        .map(|(token, &logit)| Rank { logit, token })
         .collect();
-    let total = total_weight(&all);
     all.sort_by(likelier_first);
-    keep_nucleus(&mut all, f64::from(params.top_p) * total);
-    all.retain(|candidate| candidate.weight >= params.min_p);
-    all.sort_by_key(|candidate| candidate.token);
-    pick(&all, uniform(params.seed, 1))
+    if params.top_k > 0 {
+        all.truncate(params.top_k as usize);
+    }
+    let weight = |rank: &Rank| scale.weight(rank.logit);
+    if params.top_p < 1.0 {
+        let mass: f64 = all.iter().map(|rank| f64::from(weight(rank))).sum();
+        let (nucleus, mut sum) = (mass * f64::from(params.top_p), 0.0);
+        all.retain(|rank| {
+            let before = sum;
+            sum += f64::from(weight(rank));
+            before == 0.0 || before < nucleus
+        });
+    }
+    all.retain(|rank| weight(rank) >= params.min_p);
+    all.sort_by_key(|rank| rank.token);
+    let noise = noise(params.seed, 1);
+    let scores = sterna_kernels::DrawScores { scale, noise };
+    let mut best = (f32::NEG_INFINITY, 0);
+    for Rank { logit, token } in all {
+        let score = scores.of(logit, token);
+        if score > best.0 {
+            best = (score, token);
+        }
+    }
+    best.1
 }
 
 #[test]
@@ -391,23 +440,8 @@ fn top_p_agrees_with_a_full_sort() {
     }
 }
 
-/// Draws by the definition: sort all tokens, apply top-k, top-p and min-p, pick in that order.
-fn draw_of_top_k_by_sorting(logits: &[f32], params: &SamplingParams) -> TokenId {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let candidate = |(token, &logit)| Candidate {
-        token,
-        logit,
-        weight: 0.0,
-    };
-    let mut all: Vec<Candidate> = (0..).zip(logits).map(candidate).collect();
-    all.sort_by(likelier_first);
-    all.truncate(params.top_k as usize);
-    keep_likely(&mut all, max, params);
-    pick(&all, uniform(params.seed, 1))
-}
-
 #[test]
-fn a_large_top_k_agrees_with_a_full_sort() {
+fn top_k_agrees_with_a_full_sort() {
     const LENGTH: u64 = 20_000;
     for seed in 0..60 {
         let tied = row(seed, LENGTH);
@@ -422,15 +456,13 @@ fn a_large_top_k_agrees_with_a_full_sort() {
         for (index, logits) in rows.iter().enumerate() {
             let params = SamplingParams {
                 seed,
-                top_k: [2049, 2500, 10_000, 15_000, 19_999][seed as usize % 5],
+                top_k: [2, 50, 2500, 15_000, 19_999][seed as usize % 5],
                 top_p: [1.0, 0.9, 0.3, 0.999, 0.0][seed as usize / 5 % 5],
                 min_p: [0.0, 0.05, 0.7][seed as usize % 3],
                 ..at([0.8, 1e-3, 1e6, 2.0][seed as usize % 4])
             };
-            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let (mut sampler, mut peaks) = (sampler(logits.len()), Vec::new());
-            let scan = scan(Kernels::best(), logits, &mut peaks);
-            sampler.peaks = peaks;
+            let mut sampler = sampler(logits.len());
+            let scan = scan(Kernels::best(), logits, &mut sampler.peaks);
             let context = DrawContext {
                 params: &params,
                 history: &[0],
@@ -438,10 +470,9 @@ fn a_large_top_k_agrees_with_a_full_sort() {
                 forbidden: &[],
                 mask: None,
             };
-            assert_eq!(scan.max, max);
             assert_eq!(
                 sampler.choose(logits, &scan, &context),
-                Ok(draw_of_top_k_by_sorting(logits, &params)),
+                Ok(draw_by_sorting(logits, &params)),
                 "row {index}, {params:?}"
             );
         }
@@ -460,9 +491,16 @@ fn the_largest_logits_are_those_of_a_full_sort() {
         });
         for count in [0, 1, 2, 15, 16, 17, 64, 300, 1000] {
             let (mut found, mut peaks) = (Vec::new(), Vec::new());
-            scan(Kernels::best(), &logits, &mut peaks);
-            largest(&logits, &peaks, count, &mut found);
-            let found: Vec<TokenId> = found.iter().map(|candidate| candidate.token).collect();
+            let scan = scan(Kernels::best(), &logits, &mut peaks);
+            let row = ScannedRow {
+                kernels: Kernels::best(),
+                logits: &logits,
+                peaks: &peaks,
+                max: scan.max,
+            };
+            row.largest(count, &mut found);
+            found.sort_by(likelier_first);
+            let found: Vec<TokenId> = found.iter().map(|rank| rank.token).collect();
             assert_eq!(found, order[..count], "seed {seed}, {count}");
         }
     }
@@ -565,9 +603,9 @@ fn a_mask_forbids_exactly_what_it_does_not_allow() {
 
 /// A model may leave the other logits out, so that no draw may depend on them.
 #[test]
-fn a_draw_needs_only_the_largest_logits_that_it_says() {
+fn a_draw_needs_only_the_logits_that_it_says() {
     let mut left_out = 0;
-    for seed in 0..400 {
+    for seed in 0..1000 {
         let pick = |choice: u64, from: &[f32]| from[(mix(seed) >> choice) as usize % from.len()];
         let logits = row(seed, 200);
         let params = SamplingParams {
@@ -575,36 +613,48 @@ fn a_draw_needs_only_the_largest_logits_that_it_says() {
             top_k: pick(8, &[0.0, 1.0, 5.0, 60.0, 200.0, 300.0]) as u32,
             top_p: pick(16, &[1.0, 0.5]),
             min_p: pick(24, &[0.0, 0.2]),
-            repetition_penalty: pick(32, &[1.0, 1.0, 1.0, 2.0]),
+            repetition_penalty: pick(32, &[1.0, 1.0, 0.5, 2.0]),
             presence_penalty: pick(40, &[0.0, 0.0, 0.0, 1.0]),
             logit_bias: vec![(7, 3.0); usize::from(pick(48, &[0.0, 0.0, 0.0, 1.0]) == 1.0)],
             seed,
             ..SamplingParams::default()
         };
-        let Some(largest) = largest_needed(&params) else {
-            continue;
-        };
-        let mut order: Vec<usize> = (0..logits.len()).collect();
-        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
-        let forbidden: Vec<TokenId> = order[..seed as usize % 3]
-            .iter()
-            .map(|token| *token as TokenId)
-            .collect();
-        let mut few = logits.clone();
-        for token in order.iter().skip(largest as usize + forbidden.len()) {
-            few[*token] = f32::MIN;
-            left_out += 1;
-        }
         let draw = DrawContext {
             params: &params,
             history: &[0, 1, 2],
             prompt_tokens: 1,
-            forbidden: &forbidden,
+            forbidden: &[5, 9][..seed as usize % 3],
             mask: None,
         };
+        let Some(deciding) = deciding(&draw) else {
+            continue;
+        };
+        let mut changes = LogitChanges::new(logits.len());
+        let changes = changes.of(&draw);
+        let change = |token| changes.iter().find(|change| change.token == token);
+        let changed = |token: TokenId| {
+            let logit = logits[token as usize];
+            change(token).map_or(logit, |change| change.apply(logit))
+        };
+        let mut order: Vec<TokenId> = (0..logits.len() as TokenId).collect();
+        order.sort_by(|a, b| changed(*b).total_cmp(&changed(*a)).then(a.cmp(b)));
+        let needed = match deciding {
+            Deciding::Largest(largest) => largest as usize,
+            // Without top-p: the tokens up to the drawn one.
+            Deciding::Draw(_) if params.top_p >= 1.0 => {
+                let token = sampler(logits.len()).sample(&logits, &draw).unwrap().token;
+                1 + order.iter().position(|other| *other == token).unwrap()
+            }
+            Deciding::Draw(_) => continue,
+        };
+        let mut few = logits.clone();
+        for token in order.iter().skip(needed) {
+            few[*token as usize] = f32::MIN;
+            left_out += 1;
+        }
         let mut sampler = sampler(logits.len());
         let expected = sampler.sample(&logits, &draw);
         assert_eq!(sampler.sample(&few, &draw), expected, "{params:?}");
     }
-    assert!(left_out > 1000, "{left_out} logits were left out");
+    assert!(left_out > 10_000, "{left_out} logits were left out");
 }

@@ -1,15 +1,17 @@
-//! The steps of a large output head that want only the few largest logits of few tokens.
+//! The steps of a large output head that want only some logits of few tokens: the largest, or those
+//! that decide a draw.
 //!
 //! The pass over all rows reads a copy in 4 bits, which bounds all logits (`narrow.rs`). Then only
-//! the rows that can be among the wanted ones are computed (`largest.rs`), in 8 bits and from the
-//! floats. So the wanted logits are those of `screened.rs`.
+//! the rows that can be among the wanted ones are computed (`known.rs`, `drawn.rs`), in 8 bits and
+//! from the floats. So the wanted logits are those of `screened.rs`.
 //!
 //! The copy is built when the engine is idle, after the first [`SEEN_TOKENS`] tokens of such steps:
 //! their inputs say which columns are large. `trials.rs` decides whether a step uses the copy.
 
 use sterna_kernels::{DenseMatrix, Int8Matrix, PANEL_ROWS, PanelScales};
 
-use super::largest::{EXACT_ROWS, LargestSearch, RowLogits, TokenLimits, max_candidates};
+use super::drawn::{self, Candidates, find_drawn};
+use super::known::{EXACT_ROWS, KnownRows, RowLogits, RowSearch, TokenLimits, max_candidates};
 use super::narrow::{MAX_INPUTS, MIN_COLUMNS, NarrowCopy};
 use super::top::{TopSearch, place};
 use super::trials::Trials;
@@ -17,12 +19,17 @@ use crate::fault::{self, Place};
 use crate::model::inputs::Inputs;
 use crate::model::options::HeadChoice;
 use crate::model::pool::{ranges, split_rows};
+use crate::model::wanted::{Deciding, WantedLogits};
 use crate::model::workers::Workers;
 
 /// The tokens whose inputs are seen before the copy is built.
 pub(super) const SEEN_TOKENS: usize = 64;
 /// The classes of steps by the largest number of logits that is wanted: 1, 2 or 3, 4 to 7, …
-const WANTED_CLASSES: usize = EXACT_ROWS.ilog2() as usize + 1;
+const LARGEST_CLASSES: usize = EXACT_ROWS.ilog2() as usize + 1;
+/// The same, and a class of steps with draws that need no place in the order, and of other draws.
+const WANTED_CLASSES: usize = LARGEST_CLASSES + 2;
+/// A step may change one part in this many of the candidates that it may compute.
+const CANDIDATES_PER_CHANGE: usize = 4;
 
 /// How often only the likely rows of a head were computed, since the model was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +54,8 @@ pub(super) struct HeadRows<'a> {
 /// The copy in 4 bits, when it is used, and the memory of such steps.
 pub(super) struct LikelyRows {
     copy: Option<NarrowCopy>,
-    search: LargestSearch,
+    known: KnownRows,
+    candidates: Candidates,
     top: TopSearch,
     /// The maximum limit of each panel and token, `[panel][token]`.
     maxima: Vec<f32>,
@@ -55,6 +63,7 @@ pub(super) struct LikelyRows {
     /// allocated.
     squares: Vec<f32>,
     seen: usize,
+    most_changes: usize, // Of a step.
     choice: HeadChoice,
     /// By the number of tokens of a step, less one, and the class of what it wants.
     trials: [[Trials; WANTED_CLASSES]; MAX_INPUTS],
@@ -68,11 +77,13 @@ impl LikelyRows {
     pub(super) fn new(rows: usize, columns: usize, choice: HeadChoice) -> LikelyRows {
         LikelyRows {
             copy: None,
-            search: LargestSearch::new(rows),
+            known: KnownRows::new(rows),
+            candidates: drawn::candidates(rows),
             top: TopSearch::new(rows),
             maxima: Vec::with_capacity(MAX_INPUTS * rows.div_ceil(PANEL_ROWS)),
             squares: vec![0.0; columns],
             seen: 0,
+            most_changes: max_candidates(rows) / CANDIDATES_PER_CHANGE,
             choice,
             trials: Default::default(),
             found: Vec::with_capacity(max_candidates(rows)),
@@ -100,10 +111,14 @@ impl LikelyRows {
 
     /// Returns whether the copy is there for a step that wants these logits. Until then, the inputs
     /// of such steps say which columns are large.
-    pub(super) fn could_compute(&mut self, inputs: &Inputs, wanted: &[u32]) -> bool {
-        let could = !wanted.is_empty()
-            && wanted.len() <= MAX_INPUTS
-            && (wanted.iter()).all(|wanted| (1..=EXACT_ROWS).contains(&(*wanted as usize)));
+    pub(super) fn could_compute(&mut self, inputs: &Inputs, wanted: &WantedLogits) -> bool {
+        let is_few = |deciding: &Deciding| match deciding {
+            Deciding::Largest(count) => (1..=EXACT_ROWS).contains(&(*count as usize)),
+            Deciding::Draw(_) => true,
+        };
+        let could = (1..=MAX_INPUTS).contains(&wanted.tokens().len())
+            && wanted.changes() <= self.most_changes
+            && wanted.tokens().all(|(deciding, _)| is_few(deciding));
         if could && self.copy.is_none() {
             (0..inputs.tokens()).for_each(|token| self.see(inputs.float_row(token)));
         }
@@ -122,7 +137,7 @@ impl LikelyRows {
     }
 
     /// Returns whether a step that wants these logits should compute likely rows only.
-    pub(super) fn is_due(&mut self, wanted: &[u32]) -> bool {
+    pub(super) fn is_due(&mut self, wanted: &WantedLogits) -> bool {
         match self.choice {
             HeadChoice::Faster => self.trials_of(wanted).is_due(),
             HeadChoice::LikelyRows => true,
@@ -130,9 +145,15 @@ impl LikelyRows {
     }
 
     /// Returns the trials of steps like one that wants these logits.
-    pub(super) fn trials_of(&mut self, wanted: &[u32]) -> &mut Trials {
-        let most = wanted.iter().max().expect("something is wanted");
-        &mut self.trials[wanted.len() - 1][most.ilog2() as usize]
+    pub(super) fn trials_of(&mut self, wanted: &WantedLogits) -> &mut Trials {
+        let classes = wanted.tokens().map(|(deciding, _)| match deciding {
+            Deciding::Largest(count) => count.ilog2() as usize,
+            Deciding::Draw(draw) => {
+                LARGEST_CLASSES + usize::from(draw.top_k > 0 || draw.top_p < 1.0)
+            }
+        });
+        let class = classes.max().expect("something is wanted");
+        &mut self.trials[wanted.tokens().len() - 1][class]
     }
 
     /// Computes the wanted logits of each token, and sets all others to the lowest number. Returns
@@ -142,13 +163,14 @@ impl LikelyRows {
         workers: &mut Workers,
         head: HeadRows<'_>,
         inputs: &Inputs,
-        wanted: &[u32],
+        wanted: &WantedLogits,
         logits: &mut [f32],
     ) -> bool {
         let (tokens, rows) = (inputs.tokens(), head.exact.rows());
         let LikelyRows {
             copy,
-            search,
+            known,
+            candidates,
             top,
             maxima,
             found,
@@ -163,7 +185,7 @@ impl LikelyRows {
         maxima.resize(head.screen.panels() * tokens, 0.0);
         let is_possible = copy.take_inputs(workers.kernels, floats, rounded) && {
             copy.limits(workers, logits, maxima);
-            wanted.iter().enumerate().all(|(token, &wanted)| {
+            wanted.tokens().enumerate().all(|(token, wanted)| {
                 let limits = TokenLimits {
                     limits: logits,
                     maxima,
@@ -171,15 +193,24 @@ impl LikelyRows {
                     token,
                     rows,
                 };
+                let kernels = workers.kernels;
                 let compute = |chosen: &[u32], found: &mut Vec<RowLogits>| {
                     computed += chosen.len() as u64;
                     compute_rows(workers, head, inputs, token, (chosen, found));
                 };
-                let largest = search.find(limits, wanted as usize, &mut room, top, compute);
-                let largest = largest.into_iter().flatten();
-                let before = found.len();
-                found.extend(largest.map(|(row, logit)| (token, *row, *logit)));
-                found.len() > before
+                let (deciding, changes) = wanted;
+                let search = RowSearch::begin(limits, changes, known, &mut room, compute);
+                let is_found = search.and_then(|mut search| {
+                    match deciding {
+                        Deciding::Largest(count) => search.find_largest(*count as usize, top),
+                        Deciding::Draw(draw) => {
+                            find_drawn(&mut search, draw, kernels, (top, candidates))
+                        }
+                    }?;
+                    found.extend(search.settled().map(|(row, logit)| (token, row, logit)));
+                    Some(())
+                });
+                is_found.is_some()
             })
         };
         if !is_possible {

@@ -1,6 +1,7 @@
 //! The output head: from normed hidden states to logits.
 
-mod largest;
+mod drawn;
+mod known;
 mod likely;
 mod narrow;
 mod screened;
@@ -11,6 +12,7 @@ use sterna_kernels::PANEL_ROWS;
 
 use super::inputs::{InputFormat, Inputs};
 use super::linear::Projections;
+use super::wanted::WantedLogits;
 use super::workers::Workers;
 
 pub use likely::LikelyUse;
@@ -30,6 +32,14 @@ impl OutputHead {
         match self {
             OutputHead::Exact(head) => head.linears()[0].rows(),
             OutputHead::Screened(head) => head.rows(),
+        }
+    }
+
+    /// Returns the most tokens of a step that may compute only wanted logits.
+    pub(super) fn max_wanted_tokens(&self) -> usize {
+        match self {
+            OutputHead::Exact(_) => 0,
+            OutputHead::Screened(_) => narrow::MAX_INPUTS,
         }
     }
 
@@ -77,13 +87,13 @@ impl OutputHead {
     }
 
     /// Writes the logits of all rows of `inputs`, panel-major, `[panel][row][PANEL_ROWS]`. Unless
-    /// `wanted` is empty, it says how many of the largest logits of each row are wanted. The others
-    /// may be lower then.
+    /// all are `wanted`, it says which logits of each row are wanted. The others may be lower
+    /// then.
     pub(super) fn multiply(
         &mut self,
         workers: &mut Workers,
         inputs: &Inputs,
-        wanted: &[u32],
+        wanted: &WantedLogits,
         logits: &mut [f32],
     ) {
         match self {

@@ -8,8 +8,8 @@
 //! logits matter only in the sum of all exponentials, or if such a token is sampled by chance or
 //! lifted by a bias; then its 8-bit logit counts.
 //!
-//! Steps that want only the few largest logits of few tokens, as greedy requests and requests with
-//! a small top-k do, may compute only the rows that can have them (`likely.rs`).
+//! Steps that want only the few largest logits of few tokens, or those that decide a draw, may
+//! compute only the rows that can have them (`likely.rs`).
 //!
 //! Invariant: which rows of a token are exact depends on that token's first pass alone. Of equal
 //! logits, the lower rows are exact.
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS, PanelScales};
 
-use super::largest::EXACT_ROWS;
+use super::known::EXACT_ROWS;
 use super::likely::{HeadRows, LikelyRows, LikelyUse};
 use super::narrow::NarrowCopy;
 use super::top::{TopSearch, place};
@@ -28,6 +28,7 @@ use crate::model::inputs::{InputFormat, Inputs, MAX_STREAMS};
 use crate::model::options::HeadChoice;
 use crate::model::pool::{Pool, ranges, split_rows};
 use crate::model::rotation::RowRotation;
+use crate::model::wanted::WantedLogits;
 use crate::model::workers::{Scratch, Workers};
 
 /// A float matrix of many rows, with a copy in 8 bits and the memory of its passes, which steps
@@ -118,19 +119,19 @@ impl ScreenedHead {
     }
 
     /// Writes the logits of all rows of `inputs`, panel-major, `[panel][token][PANEL_ROWS]`. Unless
-    /// `wanted` is empty, it has a number for each token: as many of the token's largest logits are
-    /// written. Other logits may be lower than they are.
+    /// all are `wanted`, it says which logits of each token are wanted. Other logits may be lower
+    /// than they are.
     pub(crate) fn multiply(
         &mut self,
         workers: &mut Workers,
         inputs: &Inputs,
-        wanted: &[u32],
+        wanted: &WantedLogits,
         logits: &mut [f32],
     ) {
         assert!(
-            wanted.is_empty() || wanted.len() == inputs.tokens(),
-            "{} numbers of wanted logits for {} tokens",
-            wanted.len(),
+            wanted.is_all() || wanted.tokens().len() == inputs.tokens(),
+            "wanted logits of {} tokens for {} tokens",
+            wanted.tokens().len(),
             inputs.tokens()
         );
         let logits = &mut logits[..self.screen.panels() * inputs.tokens() * PANEL_ROWS];

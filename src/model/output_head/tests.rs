@@ -1,14 +1,15 @@
 //! A screened head gives the wanted logits with the same bits, whether it computes all rows or only
 //! the rows that can have them.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, Isa, Kernels, PANEL_ROWS, SavedSpans, f16_from_f32,
+    AttentionState, DenseMatrix, DrawNoise, Isa, Kernels, PANEL_ROWS, SavedSpans, f16_from_f32,
 };
 use sterna_random::Random;
 
-use super::largest::EXACT_ROWS;
+use super::known::EXACT_ROWS;
 use super::likely::SEEN_TOKENS;
 use super::narrow::MAX_INPUTS;
 use super::{OutputHead, ScreenedHead};
@@ -16,9 +17,10 @@ use crate::model::inputs::Inputs;
 use crate::model::options::HeadChoice;
 use crate::model::pool::Pool;
 use crate::model::recurrent_head::RecurrentScratch;
+use crate::model::wanted::{Deciding, LogitChange, WantedDraw, WantedLogits};
 use crate::model::workers::{Scratch, ScratchSizes, Workers};
 
-/// What happened to a step that wanted the largest logits.
+/// What happened to a step that wanted some logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Computed {
     AllRows,
@@ -64,7 +66,7 @@ impl Bench {
     }
 
     /// Returns the logits of each input, by row.
-    fn multiply(&mut self, x: &[Vec<f32>], wanted: &[u32]) -> Vec<Vec<f32>> {
+    fn multiply(&mut self, x: &[Vec<f32>], wanted: &WantedLogits) -> Vec<Vec<f32>> {
         let format = self.head.input_format();
         let mut inputs = Inputs::new(MAX_INPUTS + 1, std::iter::once(format));
         inputs.fill(&mut self.workers, &format, x.len(), |token, row, _| {
@@ -90,32 +92,41 @@ impl Bench {
         );
         for token in 0..SEEN_TOKENS {
             let input = token % x.len();
-            self.multiply(&x[input..input + 1], &[1]);
+            self.multiply(&x[input..input + 1], &wanting(&[Deciding::Largest(1)]));
         }
         while self.head.prepare(&mut self.workers) {}
     }
 
+    /// Checks that as many of the largest logits of `x` are the same as if all were wanted, and
+    /// says how they were computed.
+    fn check(&mut self, x: &[Vec<f32>], wanted: &[u32]) -> Computed {
+        let wanted: Vec<_> = wanted.iter().copied().map(Deciding::Largest).collect();
+        self.check_wanted(x, &wanting(&wanted))
+    }
+
     /// Checks that the wanted logits of `x` are the same as if all were wanted, and says how they
     /// were computed.
-    fn check(&mut self, x: &[Vec<f32>], wanted: &[u32]) -> Computed {
-        let all = self.multiply(x, &[]);
+    fn check_wanted(&mut self, x: &[Vec<f32>], wanted: &WantedLogits) -> Computed {
+        let all = self.multiply(x, &WantedLogits::default());
         let some = self.multiply(x, wanted);
-        let largest = |logits: &[f32], count: u32| -> Vec<(usize, u32)> {
-            let mut rows: Vec<_> = (0..)
-                .zip(logits.iter().map(|logit| logit.to_bits()))
-                .collect();
-            let key = |row: &(usize, u32)| f32::from_bits(row.1);
-            rows.sort_by(|a, b| key(b).total_cmp(&key(a)).then(a.0.cmp(&b.0)));
-            rows.truncate(count as usize);
-            rows
-        };
         let mut computed = Computed::AllRows;
-        for ((all, some), &wanted) in all.iter().zip(&some).zip(wanted) {
-            assert_eq!(
-                largest(some, wanted),
-                largest(all, wanted),
-                "{wanted} wanted"
-            );
+        for ((all, some), (deciding, changes)) in all.iter().zip(&some).zip(wanted.tokens()) {
+            let decided = |logits: &[f32]| {
+                let mut logits = logits.to_vec();
+                for change in changes {
+                    let logit = &mut logits[change.token as usize];
+                    *logit = change.apply(*logit);
+                }
+                match deciding {
+                    Deciding::Largest(count) => {
+                        let mut rows = by_rank(&logits);
+                        rows.truncate(*count as usize);
+                        rows
+                    }
+                    Deciding::Draw(draw) => vec![drawn(&logits, draw)],
+                }
+            };
+            assert_eq!(decided(some), decided(all), "{deciding:?}, {changes:?}");
             if some
                 .iter()
                 .zip(all)
@@ -128,6 +139,75 @@ impl Bench {
             assert!(some.iter().zip(all).all(is_lower));
         }
         computed
+    }
+}
+
+/// Returns the rows and the bits of their logits, the largest logit first.
+fn by_rank(logits: &[f32]) -> Vec<(u32, u32)> {
+    let mut rows: Vec<_> = (0..)
+        .zip(logits.iter().map(|logit| logit.to_bits()))
+        .collect();
+    let key = |row: &(u32, u32)| f32::from_bits(row.1);
+    rows.sort_by(|a, b| key(b).total_cmp(&key(a)).then(a.0.cmp(&b.0)));
+    rows
+}
+
+/// Returns the row that a draw takes, and the bits of its logit.
+fn drawn(logits: &[f32], draw: &WantedDraw) -> (u32, u32) {
+    let rows = by_rank(logits);
+    let scores = draw.scores(f32::from_bits(rows[0].1));
+    let weight = |row: &(u32, u32)| f64::from(scores.scale.weight(f32::from_bits(row.1)));
+    let mass: f64 = rows.iter().map(weight).sum();
+    let mut before = 0.0;
+    let kept = rows.iter().enumerate().filter(|(rank, row)| {
+        let is_in = before == 0.0 || draw.top_p >= 1.0 || before < f64::from(draw.top_p) * mass;
+        before += weight(row);
+        let has_place = draw.top_k == 0 || *rank < draw.top_k as usize;
+        is_in && has_place && weight(row) >= f64::from(draw.min_p.min(1.0))
+    });
+    let score = |row: &(u32, u32)| scores.of(f32::from_bits(row.1), row.0);
+    let kept = kept.map(|(_, row)| *row);
+    let best = kept.reduce(|best, row| match score(&row).total_cmp(&score(&best)) {
+        Ordering::Greater => row,
+        Ordering::Equal if row.0 < best.0 => row,
+        _ => best,
+    });
+    best.unwrap()
+}
+
+/// Wants what decides, without changes.
+fn wanting(deciding: &[Deciding]) -> WantedLogits {
+    let mut wanted = WantedLogits::default();
+    (deciding.iter()).for_each(|deciding| wanted.push(*deciding, &[]));
+    wanted
+}
+
+/// Returns random changes of a head of `rows` rows: none, or few or many. Some row stays allowed.
+fn any_changes(random: &mut Random, rows: usize) -> Vec<LogitChange> {
+    let share = random.pick(&[0, 0, 0, 1, 5]);
+    let changed = (1..rows as u32).filter(|_| random.percent(share));
+    let changed: Vec<u32> = changed.collect();
+    let change = |token: u32| LogitChange {
+        token,
+        bias: random.pick(&[0.0, 0.0, 5.0, -5.0, 100.0, f32::NEG_INFINITY]),
+        penalty: random.pick(&[1.0, 1.1, 2.0, 0.5]),
+        minus: random.pick(&[0.0, 0.5, 2.0, -2.0]),
+    };
+    changed.into_iter().map(change).collect()
+}
+
+/// Returns a random draw.
+fn any_draw(random: &mut Random) -> WantedDraw {
+    let top_k = random.pick(&[0, 0, 0, 5, 100]);
+    WantedDraw {
+        noise: DrawNoise::new([(); 3].map(|()| random.next_u64() as u32)),
+        temperature: random.pick(&[1e-45, 1e-3, 0.3, 1.0, 1.0, 3.0, 3e38]),
+        top_k,
+        top_p: match top_k {
+            0 => random.pick(&[1.0, 1.0, 0.95, 0.8, 0.3, 0.0]),
+            _ => 1.0,
+        },
+        min_p: random.pick(&[0.0, 0.0, 0.05, 0.5, 2.0]),
     }
 }
 
@@ -187,6 +267,36 @@ fn likely_rows_have_the_wanted_logits_of_all_rows() {
     }
 }
 
+#[test]
+fn likely_rows_decide_the_draws_of_all_rows() {
+    let mut random = Random::from_env();
+    for isa in Isa::available() {
+        let columns = random.pick(&[64, 100, 256]);
+        let count = 3000 + random.index(100);
+        let rows = matrix(&mut random, count, columns);
+        let exact = dense(&mut random, &rows);
+        let mut bench = Bench::new(isa, 1 + random.index(3), count, exact);
+        bench.prepare(&inputs(&mut random, &rows, 1));
+        let mut used = 0;
+        for _ in 0..200 {
+            let tokens = 1 + random.index(MAX_INPUTS);
+            let scale = random.pick(&[1.0, 0.3, 0.1]);
+            let mut x = inputs(&mut random, &rows, tokens);
+            x.iter_mut().flatten().for_each(|x| *x *= scale);
+            let mut wanted = WantedLogits::default();
+            for _ in 0..tokens {
+                let deciding = match random.percent(20) {
+                    true => Deciding::Largest(1 + random.below(EXACT_ROWS as u64) as u32),
+                    false => Deciding::Draw(any_draw(&mut random)),
+                };
+                wanted.push(deciding, &any_changes(&mut random, count));
+            }
+            used += usize::from(bench.check_wanted(&x, &wanted) == Computed::LikelyRows);
+        }
+        assert!(used >= 20, "{used} of 200, {isa}");
+    }
+}
+
 /// Large columns of the input, and rows with a common part, as trained models have them.
 #[test]
 fn large_columns_and_a_common_part_change_nothing() {
@@ -240,6 +350,12 @@ fn rows_around_the_last_exact_one_keep_their_logits() {
                 let computed = bench.check(std::slice::from_ref(&x), &[wanted]);
                 used += usize::from(computed == Computed::LikelyRows);
             }
+            for _ in 0..5 {
+                let mut wanted = WantedLogits::default();
+                let draw = Deciding::Draw(any_draw(&mut random));
+                wanted.push(draw, &any_changes(&mut random, count));
+                bench.check_wanted(std::slice::from_ref(&x), &wanted);
+            }
         }
     }
     assert!(used >= 50, "{used} of 100");
@@ -258,8 +374,35 @@ fn small_heads_have_the_wanted_logits() {
         bench.prepare(&x);
         for wanted in [1, 5, EXACT_ROWS as u32] {
             bench.check(&x, &[wanted, 1]);
+            let mut wanted = WantedLogits::default();
+            let draw = Deciding::Draw(any_draw(&mut random));
+            wanted.push(draw, &any_changes(&mut random, count));
+            wanted.push(Deciding::Largest(1), &any_changes(&mut random, count));
+            bench.check_wanted(&x, &wanted);
         }
     }
+}
+
+#[test]
+fn a_draw_without_an_allowed_row_goes_through_all_rows() {
+    let mut random = Random::from_env();
+    let (count, columns) = (100, 40);
+    let rows = matrix(&mut random, count, columns);
+    let exact = dense(&mut random, &rows);
+    let mut bench = Bench::new(Isa::best(), 1, count, exact);
+    let x = inputs(&mut random, &rows, 1);
+    bench.prepare(&x);
+    let forbidden = (0..count as u32).map(|token| LogitChange {
+        token,
+        bias: f32::NEG_INFINITY,
+        penalty: 1.0,
+        minus: 0.0,
+    });
+    let mut wanted = WantedLogits::default();
+    let draw = Deciding::Draw(any_draw(&mut random));
+    wanted.push(draw, &forbidden.collect::<Vec<_>>());
+    let all = bench.multiply(&x, &WantedLogits::default());
+    assert_eq!(bench.multiply(&x, &wanted), all);
 }
 
 #[test]
@@ -276,7 +419,10 @@ fn inputs_of_zeros_and_rows_of_zeros_change_nothing() {
         let x = inputs(&mut random, &rows, 2);
         bench.prepare(&x);
         bench.check(&x, &[1, 7]);
-        bench.check(&[vec![0.0; columns], vec![-0.0; columns]], &[5, 64]);
+        let zeros = [vec![0.0; columns], vec![-0.0; columns]];
+        bench.check(&zeros, &[5, 64]);
+        let draws = [(); 2].map(|()| Deciding::Draw(any_draw(&mut random)));
+        bench.check_wanted(&zeros, &wanting(&draws));
     }
 }
 

@@ -13,7 +13,7 @@ use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, Page, PageCopy, SequenceId};
 
-use super::{KvStore, LoadOptions, Logits, Model, toy};
+use super::{KvStore, LoadOptions, Logits, Model, WantedLogits, toy};
 use crate::checkpoint::{LoadError, Source};
 use reference::{
     BITNET_KIND, CheckpointKind, Form, HIDDEN, INTERMEDIATE, LAYERS, LLAMA_KIND, TestCheckpoint,
@@ -372,7 +372,7 @@ fn a_forward_pass_equals_its_layers_run_one_by_one() {
         for layer in 0..model.config().layers {
             model.run_layers(layer..layer + 1, &mut hidden, &batch, &mut kv);
         }
-        model.compute_logits(&hidden, &[]);
+        model.compute_logits(&hidden, &WantedLogits::default());
         assert_eq!(read(model.step_logits().logits(), vocab), expected, "{isa}");
     }
 }
