@@ -75,7 +75,7 @@ impl DrawScores {
         (logit - self.scale.largest) * self.scale.inverse_temperature + self.noise.of(token)
     }
 
-    /// Returns the scores of the tokens from `first` on, which is the token 0 for the result.
+    /// Returns the scores of a part of a row: its token 0 is the token `first` of the row.
     #[must_use]
     pub fn starting_at(mut self, first: u32) -> DrawScores {
         let key = &mut self.noise.keys[0]; // The hash is one of its sum with the token.
@@ -99,8 +99,8 @@ impl DrawScores {
         scored.filter(move |(score, _)| *score >= floor)
     }
 
-    /// Returns the most high digits with which a token of this logit or a lower one can have a
-    /// score above `floor`.
+    /// Returns the greatest value of the high digits with which a token of this logit or a lower
+    /// one can have the score `floor`.
     #[inline(always)]
     fn most_digits(self, logit: f32, floor: f32) -> i32 {
         // The noise of the number x is −ln(−ln(1 − x)) ≤ −ln x, so x ≤ e^(scaled logit − score).
@@ -116,8 +116,8 @@ impl DrawScores {
 }
 
 /// Returns the largest score above `floor` and its token, of the tokens before `end`; the first of
-/// equal ones. Returns `floor` and `u32::MAX` if there is none. The first logit belongs to the
-/// token `first`. Blocks whose peak is below `end` are skipped.
+/// equal ones. Returns `floor` and `u32::MAX` if there is none. Blocks whose peak is below `end`
+/// are skipped.
 #[inline(always)]
 pub(crate) fn best_score(
     logits: &[f32],
@@ -193,9 +193,8 @@ fn best_of_chunk(
     best
 }
 
-/// Mixes 32 bits, one to one: `triple32` of Hash Prospector (Wellons, 2018). With two rounds of
-/// multiplication, as in the finalizer of MurmurHash3, the numbers of tokens at some distances
-/// would depend on each other.
+/// Mixes 32 bits, one to one: `triple32` of Hash Prospector (Wellons, 2018). After two rounds only,
+/// the numbers of tokens at some distances depend on each other.
 #[inline(always)]
 fn mix(x: u32) -> u32 {
     let x = (x ^ (x >> 17)).wrapping_mul(0xed5a_d4bb);
@@ -214,13 +213,12 @@ fn exponential(x: f32) -> f32 {
     (x - (1.0 - rest)) - ln(rest)
 }
 
-/// Returns the natural logarithm of a normal number. The error is below 2e-7 if the logarithm is
-/// below 1, and below 2e-7 of the logarithm otherwise.
+/// Returns the natural logarithm y of a normal number, with an error below 2e-7 · max(1, |y|).
 #[inline(always)]
 fn ln(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 355.0 / 512.0;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    /// The bits of the root of a half: mantissas begin there.
+    /// The bits of the root of a half, the least value of 1 + x below.
     const ROOT: u32 = std::f32::consts::FRAC_1_SQRT_2.to_bits();
     let bits = x.to_bits().wrapping_sub(ROOT);
     let n = ((bits as i32) >> 23) as f32;

@@ -20,7 +20,7 @@ pub(super) struct BatchRunner<F: Forward> {
     model: F,
     kv_store: F::KvStore,
     sampler: BatchSampler,
-    deciding: Option<DecidingLogits>,
+    deciding: DecidingLogits,
     cannot_prepare: bool, // A preparation panicked.
     drafting: Batch,      // The blocks of the pass that drafts.
     drafts: Vec<TokenId>, // Its result.
@@ -30,7 +30,7 @@ impl<F: Forward> BatchRunner<F> {
     pub(super) fn new(model: F, kv_store: F::KvStore) -> BatchRunner<F> {
         BatchRunner {
             sampler: BatchSampler::new(model.vocabulary()),
-            deciding: None,
+            deciding: DecidingLogits::new(model.vocabulary()),
             cannot_prepare: false,
             drafting: Batch::new(),
             drafts: Vec::new(),
@@ -98,12 +98,8 @@ impl<F: Forward> BatchRunner<F> {
         if !(1..=self.model.max_wanted_rows()).contains(&batch.logits_count()) {
             return self.run_with_all_logits(batch, continuation);
         }
-        // A panic loses this memory, so that nothing half done stays in it.
-        let vocabulary = self.model.vocabulary();
-        let deciding = self.deciding.take();
-        let mut deciding = deciding.unwrap_or_else(|| DecidingLogits::new(vocabulary));
-        self.model.want_logits(deciding.of(batch, &continuation));
-        self.deciding = Some(deciding);
+        let wanted = self.deciding.of(batch, &continuation);
+        self.model.want_logits(wanted);
         self.run_wanting(batch, continuation)
     }
 

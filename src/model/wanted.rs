@@ -4,8 +4,11 @@ use std::ops::Range;
 
 use sterna_kernels::{DrawNoise, DrawScores, LogitScale};
 
-/// The logits that a step wants of each of its tokens with logits. Other logits may be lower then.
-/// Without tokens, all logits are wanted.
+/// The logits that a step wants. The step computes these logits, and may write lower numbers in
+/// place of the others.
+///
+/// There is an entry for each token of the step that gets logits. No entry at all means that all
+/// logits are wanted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WantedLogits {
     tokens: Vec<(Deciding, Range<usize>)>,
@@ -76,7 +79,7 @@ impl LogitChange {
 }
 
 impl WantedLogits {
-    /// Returns a value that wants all logits, with memory for so many changes.
+    /// Wants all logits. The result has memory for `changes` changes.
     #[must_use]
     pub fn with_capacity(changes: usize) -> WantedLogits {
         WantedLogits {

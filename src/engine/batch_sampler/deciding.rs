@@ -2,7 +2,7 @@
 
 use sterna_scheduler::{Batch, Row, SequenceId, TokenId};
 
-use super::{Continuation, scored_of};
+use super::{Continuation, scored_of, with_drafts};
 use crate::engine::sampler::{self, LogitChanges};
 use crate::model::WantedLogits;
 
@@ -47,14 +47,7 @@ impl DecidingLogits {
             return None;
         }
         let drafts = &batch.tokens(row)[row.len() + 1 - row.logits as usize..];
-        let tokens = if drafts.is_empty() {
-            sequence.known
-        } else {
-            self.history.clear();
-            self.history.extend_from_slice(sequence.known);
-            self.history.extend_from_slice(drafts);
-            &self.history
-        };
+        let tokens = with_drafts(sequence.known, drafts, &mut self.history);
         for place in 0..row.logits as usize {
             let context = sequence.context(&tokens[..known + place]).ok()?;
             let deciding = sampler::deciding(&context)?;

@@ -282,6 +282,22 @@ fn scored_of(row: &Row, known: usize) -> usize {
     (known - 1).saturating_sub(first).min(row.logits as usize)
 }
 
+/// Returns the known tokens of a row, then its draft tokens. `memory` holds them if there are draft
+/// tokens.
+fn with_drafts<'a>(
+    known: &'a [TokenId],
+    drafts: &[TokenId],
+    memory: &'a mut Vec<TokenId>,
+) -> &'a [TokenId] {
+    if drafts.is_empty() {
+        return known;
+    }
+    memory.clear();
+    memory.extend_from_slice(known);
+    memory.extend_from_slice(drafts);
+    memory
+}
+
 /// Copies the hidden states of the sequences that want an embedding.
 fn take_states<'a>(
     batch: &Batch,
@@ -520,14 +536,7 @@ impl SamplerWorker {
         draws: &mut [Draw],
     ) {
         let known = sequence.known.len();
-        let tokens = if drafts.is_empty() {
-            sequence.known
-        } else {
-            self.history.clear();
-            self.history.extend_from_slice(sequence.known);
-            self.history.extend_from_slice(drafts);
-            &self.history
-        };
+        let tokens = with_drafts(sequence.known, drafts, &mut self.history);
         for (place, draw) in draws.iter_mut().enumerate() {
             let history = &tokens[..known + place];
             let context = match sequence.context(history) {

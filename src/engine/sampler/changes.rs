@@ -10,7 +10,7 @@ use crate::model::LogitChange;
 /// calls.
 pub(in crate::engine) struct LogitChanges {
     changes: Vec<LogitChange>,
-    /// The number of each token's change, from 1 on; 0 between calls.
+    /// The number of each token's change, from 1 on; 0 for a token without a change.
     number_of: Vec<u32>,
     /// The occurrences in the output of the token of each change.
     counts: Vec<u32>,
@@ -29,7 +29,10 @@ impl LogitChanges {
     /// Returns the changes of a draw, except those of a grammar's mask.
     pub(in crate::engine) fn of(&mut self, context: &DrawContext<'_>) -> &[LogitChange] {
         let params = context.params;
-        self.changes.clear();
+        // Here and not at the end, so that a call that panicked leaves nothing behind.
+        for change in self.changes.drain(..) {
+            self.number_of[change.token as usize] = 0;
+        }
         self.counts.clear();
         for &(token, bias) in &params.logit_bias {
             let number = self.number_of(token);
@@ -56,9 +59,6 @@ impl LogitChanges {
                     params.frequency_penalty * self.counts[number] as f32 + params.presence_penalty;
                 fault::pass(Place::OutputPenalized);
             }
-        }
-        for change in &self.changes {
-            self.number_of[change.token as usize] = 0;
         }
         &self.changes
     }

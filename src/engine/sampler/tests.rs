@@ -1,5 +1,7 @@
 //! Tests of the sampler: filters, penalties, log-probabilities and the distribution of draws.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use sterna_kernels::DrawNoise;
 use sterna_random::{GOLDEN, mix};
 
@@ -599,6 +601,27 @@ fn a_mask_forbids_exactly_what_it_does_not_allow() {
             "log-probabilities are those before the mask"
         );
     }
+}
+
+/// The engine computes the changes before a step, so one with a bad token must not spoil the next.
+#[test]
+fn changes_after_a_panic_are_those_of_the_request() {
+    let params = SamplingParams {
+        presence_penalty: 0.5,
+        ..at(0.0)
+    };
+    let context = |history| DrawContext {
+        params: &params,
+        history,
+        prompt_tokens: 0,
+        forbidden: &[],
+        mask: None,
+    };
+    let mut changes = LogitChanges::new(10);
+    let unknown = AssertUnwindSafe(|| changes.of(&context(&[1, 2, 10])).len());
+    assert!(catch_unwind(unknown).is_err(), "there is no token 10");
+    let expected = LogitChanges::new(10).of(&context(&[3, 2])).to_vec();
+    assert_eq!(changes.of(&context(&[3, 2])), expected);
 }
 
 /// A model may leave the other logits out, so that no draw may depend on them.

@@ -189,7 +189,7 @@ fn any_changes(random: &mut Random, rows: usize) -> Vec<LogitChange> {
     let changed: Vec<u32> = changed.collect();
     let change = |token: u32| LogitChange {
         token,
-        bias: random.pick(&[0.0, 0.0, 5.0, -5.0, 100.0, f32::NEG_INFINITY]),
+        bias: random.pick(&[0.0, 0.0, 5.0, -5.0, 100.0, 1e38, -1e38, f32::NEG_INFINITY]),
         penalty: random.pick(&[1.0, 1.1, 2.0, 0.5]),
         minus: random.pick(&[0.0, 0.5, 2.0, -2.0]),
     };
